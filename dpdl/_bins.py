@@ -1,0 +1,75 @@
+"""Pairs sorted by c = 1/mu_hat into bins, for the lazy core (src_cython/_lazy.pxd).
+
+A value of c that many pairs share (small counts, and the floor) has a bin of its own, of width zero; the rest go into
+geometric bins whose largest c is at most twice the smallest, so that tau = half * beta grows slowly against c * beta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: At most so many values of c get a bin of their own, and only if so many pairs share them.
+OWN_BINS = 24
+SHARED_BY = 8
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of pairs; those of positive width come first.
+
+    Attributes
+    ----------
+    bin, d : arrays, one entry a pair
+        The pair's bin, and its position there: c = centre + half * d, d in [-1, 1].
+    centre, half : arrays, one entry a bin
+        Middle and half the width of the values of c in the bin.
+    order, first : arrays
+        Pairs by bin: bin b holds order[first[b]:first[b + 1]].
+    n_wide : int
+        Bins before this one have positive width.
+    """
+
+    bin: NDArray[np.int32]
+    d: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    half: NDArray[np.float64]
+    order: NDArray[np.int32]
+    first: NDArray[np.int64]
+    n_wide: int
+
+    @classmethod
+    def of(cls, c: NDArray[np.float64]) -> Bins:
+        """Sort pairs by c.
+
+        Examples
+        --------
+        >>> bins = Bins.of(np.array([1.0, 1.5, 1.9, 100.0]))
+        >>> bins.bin.tolist(), bins.n_wide, bins.centre.round(2).tolist()
+        ([0, 0, 0, 1], 1, [1.45, 100.0])
+        """
+        values, value_of, shared = np.unique(c, return_inverse=True, return_counts=True)
+        popular = np.argsort(-shared, kind="stable")[:OWN_BINS]
+        own = np.zeros(len(values), dtype=bool)
+        own[popular[shared[popular] >= SHARED_BY]] = True
+        # Powers of two from the smallest c; values with a bin of their own get labels beyond all of those.
+        label = np.floor(np.log2(values / values[0])).astype(np.int64)
+        label[own] = label[-1] + 1 + np.arange(own.sum())
+        _, group = np.unique(label, return_inverse=True)
+        low, high = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
+        np.minimum.at(low, group, values)
+        np.maximum.at(high, group, values)
+        rank = np.argsort(high == low, kind="stable")  # wide bins first
+        place = np.empty_like(rank)
+        place[rank] = np.arange(len(rank))
+        low, high = low[rank], high[rank]
+        centre, half = (low + high) / 2, (high - low) / 2
+        centre[low == high] = low[low == high]
+        bins = place[group][value_of].astype(np.int32)
+        width = np.where(half > 0, half, 1.0)
+        d = np.clip((c - centre[bins]) / width[bins], -1.0, 1.0)
+        order = np.argsort(bins, kind="stable").astype(np.int32)
+        first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=len(rank)))]).astype(np.int64)
+        return cls(bins, d, centre, half, order, first, int((half > 0).sum()))

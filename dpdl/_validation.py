@@ -1,0 +1,213 @@
+"""Coercion and checks of everything a caller passes, in one place.
+
+Every function takes the argument's name first and returns a clean value, or raises a ``TypeError`` (wrong kind) or a
+``ValueError`` (wrong value) that names the argument, the first offending index and the value found there. Nothing is
+clipped, wrapped or guessed.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+#: How far a distribution's sum may be from one: a thousand roundings of a sum of ones.
+SUM_TOLERANCE = 1e-9
+
+
+def real(
+    name: str,
+    value: Any,
+    *,
+    above: float = -np.inf,
+    below: float = np.inf,
+    at_least: float = -np.inf,
+    at_most: float = np.inf,
+) -> float:
+    """Check a finite real number inside the given open (above, below) and closed (at_least, at_most) bounds.
+
+    Examples
+    --------
+    >>> real("gamma", 0.9, above=0, below=1)
+    0.9
+    >>> real("gamma", 1, above=0, below=1)
+    Traceback (most recent call last):
+        ...
+    ValueError: gamma must be > 0 and < 1, got 1.0
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    if not (above < number < below and at_least <= number <= at_most):
+        bounds = [
+            f"{sign} {bound:g}"
+            for sign, bound in ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
+            if np.isfinite(bound)
+        ]
+        raise ValueError(f"{name} must be {' and '.join(bounds)}, got {number!r}")
+    return number
+
+
+def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1) -> int:
+    """Check a whole number inside closed bounds; a float passes only if it is one (1e6 does, 1.5 does not).
+
+    Examples
+    --------
+    >>> whole("T", 1e6)
+    1000000
+    >>> whole("T", 1.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: T must be a whole number, got 1.5
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if not isinstance(value, numbers.Integral) and not float(value).is_integer():
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)
+    if not at_least <= number <= at_most:
+        raise ValueError(f"{name} must be between {at_least} and {at_most}, got {number}")
+    return number
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Check one of a few words.
+
+    Examples
+    --------
+    >>> choice("order", "random", ("shuffle", "trajectory"))
+    Traceback (most recent call last):
+        ...
+    ValueError: order must be one of 'shuffle', 'trajectory', got 'random'
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def numbers_array(
+    name: str,
+    values: ArrayLike,
+    *,
+    shape: tuple[int | None, ...] | None = None,
+    at_least: float = -np.inf,
+    at_most: float = np.inf,
+    hint: str = "",
+) -> NDArray[np.float64]:
+    """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
+
+    `hint` is added to the message of an out-of-range value: what the caller may do about it.
+
+    Examples
+    --------
+    >>> numbers_array("r", [0.5, 2.0], shape=(2,), at_most=1)
+    Traceback (most recent call last):
+        ...
+    ValueError: r[1] = 2.0 must be <= 1
+    """
+    array = _as_array(name, values)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+    array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
+    check_shape(name, array, shape)
+    _first_offence(name, array, ~np.isfinite(array), "must be finite")
+    if at_least > -np.inf:
+        _first_offence(name, array, array < at_least, f"must be >= {at_least:g}{hint}")
+    if at_most < np.inf:
+        _first_offence(name, array, array > at_most, f"must be <= {at_most:g}{hint}")
+    return array
+
+
+def indices(
+    name: str, values: ArrayLike, bound: int, *, shape: tuple[int | None, ...] = (None,), dtype: DTypeLike = np.int32
+) -> NDArray[Any]:
+    """Check an array of whole numbers in ``0 .. bound - 1``; floats and booleans are refused even when whole.
+
+    Examples
+    --------
+    >>> indices("s", [0, 1, 7], 4)
+    Traceback (most recent call last):
+        ...
+    ValueError: s[2] = 7 must be between 0 and 3
+    """
+    array = _as_array(name, values)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)  # an empty list has no dtype of its own
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold whole numbers, got dtype {array.dtype}")
+    check_shape(name, array, shape)
+    _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Check nonnegative numbers that sum to one.
+
+    Examples
+    --------
+    >>> distribution("rho0", [0.5, 0.4], (2,))
+    Traceback (most recent call last):
+        ...
+    ValueError: rho0 must sum to 1, got 0.9
+    """
+    array = numbers_array(name, values, shape=shape, at_least=0)
+    total = float(array.sum())
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise ValueError(f"{name} must sum to 1, got {total:.12g}")
+    return array
+
+
+def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) -> NDArray[np.float64]:
+    """Check a policy: one distribution over actions per state, as an (S, A) array."""
+    array = numbers_array(name, values, shape=(n_states, n_actions), at_least=0)
+    totals = array.sum(axis=1)
+    wrong = np.flatnonzero(abs(totals - 1) > SUM_TOLERANCE)
+    if wrong.size:
+        raise ValueError(f"{name}[{wrong[0]}] must sum to 1, got {totals[wrong[0]]:.12g}")
+    return array
+
+
+def generator(rng: Any) -> np.random.Generator:
+    """Make a ``numpy.random.Generator`` of `rng`: None, a seed, or a Generator, which is used as it is."""
+    if rng is None or (isinstance(rng, (int, np.integer, np.random.SeedSequence)) and not isinstance(rng, bool)):
+        return np.random.default_rng(rng)
+    if isinstance(rng, np.random.Generator):
+        return rng
+    raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {type(rng).__name__}")
+
+
+def check_shape(name: str, array: NDArray[Any], shape: tuple[int | None, ...] | None) -> None:
+    """Raise unless the array has the given shape; ``None`` leaves a length free."""
+    if shape is None:
+        return
+    if array.ndim != len(shape) or any(n is not None and n != m for n, m in zip(shape, array.shape, strict=True)):
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(f"{name} must have shape ({wanted}{',' if len(shape) == 1 else ''}), got {array.shape}")
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array marked read-only."""
+    array.setflags(write=False)
+    return array
+
+
+def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # ragged nested lists
+        raise ValueError(f"{name} is not a regular array: {error}") from None
+
+
+def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str) -> None:
+    if offends.any():
+        index = tuple(int(k) for k in np.unravel_index(int(np.argmax(offends)), array.shape))
+        where = f"[{', '.join(map(str, index))}]" if index else ""
+        raise ValueError(f"{name}{where} = {array[index].item()!r} {rule}")

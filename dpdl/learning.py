@@ -1,0 +1,330 @@
+"""`learn`: algorithm 1 (DPDL) on a log, from checked arguments to a `Result`.
+
+Python owns the chunks, the callback and the interruption; the compiled core owns the steps. A chunk lasts about
+20 ms, so Ctrl-C is honoured at once; its size has no influence on the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _core, theory
+from . import _validation as check
+from ._packed import Packed
+from ._progress import Progress
+from .dataset import INT32_MAX, Dataset
+from .premises import Run, guarantee, premises
+from .reference import Reference, estimate_reference
+from .result import MESSAGES, Coordinates, Point, Result, Status
+from .settings import Settings
+
+Array = NDArray[np.float64]
+Callback = Callable[[Result], object]
+
+#: How long a chunk of steps should last, in seconds, and the first guess of its size.
+CHUNK_SECONDS = 0.02
+FIRST_CHUNK = 1024
+#: Start and constraints are compared with this relative slack.
+FEASIBLE = 1e-9
+
+
+def learn(
+    dataset: Dataset,
+    settings: Settings | None = None,
+    *,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    rng: np.random.Generator | int | None = None,
+    n_reference: int | None = None,
+    reference: Reference | None = None,
+    start: Point | None = None,
+    known: Collection[str] = (),
+    callback: Callback | None = None,
+    callback_every: int | None = None,
+    progress: bool | None = None,
+    chunk: int | None = None,
+    **keywords: Any,
+) -> Result:
+    """Learn a policy that earns well and keeps every constraint from a fixed log (DPDL, algorithm 1).
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The log.
+    settings : Settings, optional
+        Parameters; or give them as keywords (gamma, psi, slater, T or eps, kappa, floor, order, ...), which also
+        override those of `settings`.
+    rho0 : array_like, shape (S,), optional
+        Distribution of the initial state. Either this or `initial_states` is needed.
+    initial_states : array_like of int, optional
+        Logged initial states; draws are made from them with replacement.
+    rng : numpy.random.Generator, int or None
+        Source of all randomness. Same seed, same build: same bits.
+    n_reference : int, optional
+        Use the first so many transitions for mu_hat alone and the rest for the descent, as the theorem asks. By default
+        the whole log serves both.
+    reference : Reference, optional
+        mu_hat from elsewhere (`estimate_reference`), instead of `n_reference`.
+    start : Point, optional
+        Starting point, for instance the `last` of another result; by default the paper's.
+    known : collection of str, optional
+        Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
+        run can check them.
+    callback : callable, optional
+        Called as ``callback(intermediate_result)`` every `callback_every` steps (default: a hundredth of T); raise
+        StopIteration in it to end the run.
+    progress : bool, optional
+        Show a progress bar after two seconds. Default: if standard error is a terminal.
+    chunk : int, optional
+        Steps between two looks at the keyboard; by default what fits into 20 ms.
+
+    Returns
+    -------
+    Result
+        Also when interrupted with Ctrl-C: then for the steps taken.
+
+    Examples
+    --------
+    Two actions in one state: the better paid one is unsafe, so the policy has to mix them half and half.
+
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> result = learn(log, gamma=0.5, psi=2, slater=1, T=200_000, rho0=[1.0], rng=0)
+    >>> result.success, result.policy.round(1).tolist()
+    (True, [[0.5, 0.5]])
+    """
+    setup = _prepare(dataset, settings, keywords, rho0, initial_states, rng, n_reference, reference, start, known)
+    total = setup.n_steps
+    every = -(-total // 100) if callback_every is None else check.whole("callback_every", callback_every, at_least=1)
+    fixed = None if chunk is None else check.whole("chunk", chunk, at_least=1)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
+
+    core, status, code = setup.core, Status.COMPLETED, 0
+    size = fixed or FIRST_CHUNK
+    try:
+        with Progress(total, progress) as bar:
+            while core.n_steps < total and code == 0:
+                size = min(size, total - core.n_steps)
+                if callback is not None:
+                    size = min(size, every - core.n_steps % every)
+                began = time.perf_counter()
+                code = core.run(size)
+                if callback is not None and code == 0 and core.n_steps % every == 0:
+                    callback(setup.result(Status.RUNNING))
+                bar.update(core.n_steps)
+                size = fixed or _next_size(size, time.perf_counter() - began)
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    except StopIteration:
+        status = Status.STOPPED
+    if code:
+        return setup.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
+    return setup.result(status)
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """A chunk of about CHUNK_SECONDS, growing at most eightfold at a time."""
+    return max(1, min(8 * size, int(size * CHUNK_SECONDS / max(seconds, 1e-9))))
+
+
+@dataclass
+class _Setup:
+    """A run that is ready to go, and the making of results out of it."""
+
+    core: Any
+    packed: Packed
+    settings: Settings
+    reference: Reference
+    n_utilities: int
+    fresh: bool
+    disjoint: bool
+    as_stated: bool
+    known: frozenset[str]
+
+    @property
+    def n_steps(self) -> int:
+        assert self.settings.T is not None
+        return self.settings.T
+
+    def result(self, status: Status, message: str | None = None) -> Result:
+        x_mean, V_mean, lam_mean = self.core.means
+        x, V, lam = self.core.point
+        run = self._run()
+        return Result(
+            status=status,
+            message=message or MESSAGES[status],
+            n_steps=self.core.n_steps,
+            settings=self.settings,
+            reference=self.reference,
+            coordinates=self._coordinates(x_mean),
+            last_coordinates=self._coordinates(x),
+            V_mean=V_mean,
+            lam_mean=lam_mean,
+            V=V,
+            lam=lam,
+            premises=premises(run) if run else (),
+            guarantee=guarantee(run) if run and status is Status.COMPLETED else None,
+            diagnostics=self.core.diagnostics,
+        )
+
+    def _coordinates(self, x: Array) -> Coordinates:
+        n = len(self.packed.pairs)
+        return Coordinates(self.packed.pairs, x[:n], x[n] / self.packed.n_unseen if self.packed.n_unseen else 0.0)
+
+    def _run(self) -> Run | None:
+        s = self.settings
+        if self.core.n_steps == 0:
+            return None
+        assert s.eta and s.alpha_V and s.alpha_lam and s.alpha_x and s.floor and s.kappa is not None  # resolved
+        return Run(
+            problem=s.problem(self.reference.n_states, self.reference.n_actions, self.n_utilities),
+            eps=s.eps,
+            delta=s.delta,
+            n_steps=self.core.n_steps,
+            eta=s.eta,
+            alpha_V=s.alpha_V,
+            alpha_lam=s.alpha_lam,
+            alpha_x=s.alpha_x,
+            kappa=s.kappa,
+            floor=s.floor,
+            n_reference=self.reference.n_samples,
+            fresh=self.fresh,
+            disjoint=self.disjoint,
+            as_stated=self.as_stated,
+            psi_known="psi" in self.known,
+            slater_known="slater" in self.known,
+            mixing_time_known="mixing_time" in self.known,
+            mixing_time=s.mixing_time,
+            c_o=s.c_o,
+        )
+
+
+def _prepare(
+    dataset: Dataset,
+    settings: Settings | None,
+    keywords: dict[str, Any],
+    rho0: ArrayLike | None,
+    initial_states: ArrayLike | None,
+    rng: Any,
+    n_reference: int | None,
+    reference: Reference | None,
+    start: Point | None,
+    known: Collection[str],
+) -> _Setup:
+    """Check everything, then lay out the core: no work is done before the last argument has passed."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    chosen = Settings.of(settings, keywords)
+    if dataset.units.gamma is not None and dataset.units.gamma != chosen.gamma:
+        raise ValueError(
+            f"gamma = {chosen.gamma} differs from {dataset.units.gamma}, with which the costs were converted"
+        )
+    vouched = frozenset(known) if not isinstance(known, str) else frozenset([known])
+    for name in sorted(vouched - {"psi", "slater", "mixing_time"}):
+        raise ValueError(f"known must name 'psi', 'slater' or 'mixing_time', got {name!r}")
+    generator = check.generator(rng)
+    S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
+    states, probabilities = _initial(rho0, initial_states, S)
+    resolved = chosen.resolve(S, A, I)
+    assert resolved.floor is not None and resolved.T is not None
+    descent, reference, disjoint = _split(dataset, n_reference, reference, resolved.floor)
+    if resolved.order == "shuffle" and len(descent) > INT32_MAX:
+        raise ValueError(f"order 'shuffle' keeps a permutation of at most {INT32_MAX} records, got {len(descent)}")
+    packed = Packed.build(descent, reference, resolved)
+    x, V, lam = _start(start, packed, reference, resolved, S, A, I)
+    sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
+    return _Setup(
+        core=_core.EagerCore(packed, sampler, np.log(x), V, lam, resolved.refresh),
+        packed=packed,
+        settings=resolved,
+        reference=reference,
+        n_utilities=I,
+        fresh=resolved.order != "replacement" and len(descent) >= resolved.T,
+        disjoint=disjoint,
+        as_stated=start is None and chosen.radius_V is None and chosen.radius_lam is None,
+        known=vouched,
+    )
+
+
+def _initial(rho0: Any, initial_states: Any, n_states: int) -> tuple[NDArray[np.int32], Array]:
+    """Support and probabilities of the initial distribution."""
+    if (rho0 is None) == (initial_states is None):
+        raise TypeError("give either rho0 or initial_states")
+    if rho0 is None:
+        logged = check.indices("initial_states", initial_states, n_states)
+        if len(logged) == 0:
+            raise ValueError("initial_states is empty")
+        states, counts = np.unique(logged, return_counts=True)
+        return states, counts / len(logged)
+    distribution = check.distribution("rho0", rho0, (n_states,))
+    support = np.flatnonzero(distribution)
+    return support.astype(np.int32), distribution[support]
+
+
+def _split(
+    dataset: Dataset, n_reference: int | None, reference: Reference | None, floor: float
+) -> tuple[Dataset, Reference, bool]:
+    """The transitions of the descent, mu_hat, and whether the two are known to be disjoint."""
+    if reference is not None:
+        if n_reference is not None:
+            raise TypeError("give either n_reference or reference")
+        if not isinstance(reference, Reference):
+            raise TypeError(f"reference must be a Reference, got {type(reference).__name__}")
+        if (reference.n_states, reference.n_actions) != (dataset.n_states, dataset.n_actions):
+            raise ValueError(
+                f"reference has {reference.n_states} states and {reference.n_actions} actions, "
+                f"the data set {dataset.n_states} and {dataset.n_actions}"
+            )
+        if not math.isclose(reference.floor, floor, rel_tol=1e-12):
+            raise ValueError(f"reference was made with floor {reference.floor!r}, settings have {floor!r}")
+        return dataset, reference, False
+    if n_reference is None:
+        return dataset, estimate_reference(dataset, floor), False
+    n = check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
+    return dataset[n:], estimate_reference(dataset[:n], floor), True
+
+
+def _start(
+    start: Point | None, packed: Packed, reference: Reference, settings: Settings, S: int, A: int, I: int
+) -> tuple[Array, Array, Array]:
+    """The starting point, by coordinates, checked to be feasible."""
+    assert settings.radius_V is not None and settings.radius_lam is not None
+    if start is None:
+        share = theory.sparsity(S, A, I) / (S * A) / (1 - settings.gamma)
+        x = share / packed.c
+        if packed.n_unseen:
+            x[-1] *= packed.n_unseen
+        V, lam = np.zeros(S), np.full(I, 1 / (settings.slater * max(I, 1)))
+    else:
+        dense, V, lam = (
+            check.numbers_array(f"start.{name}", value, shape=shape)
+            for name, value, shape in zip(("x", "V", "lam"), Point(*start), ((S, A), (S,), (I,)), strict=True)
+        )
+        for name, array in (("x", dense), ("lam", lam)):
+            if not (array > 0).all():
+                index = tuple(int(k) for k in np.argwhere(array <= 0)[0])
+                raise ValueError(f"start.{name}{list(index)} = {array[index]!r} must be > 0: a KL step never leaves 0")
+        x = packed.gather(dense)
+    slack = 1 + FEASIBLE
+    _within("sum x", x.sum(), packed.B1 * slack, packed.B1)
+    _within("sum x/mu_hat", packed.c @ x, packed.B2 * slack, packed.B2)
+    n = len(packed.pairs)
+    worst = int(np.argmax(np.log(x[:n]) - packed.log_cap[:n])) if n else 0
+    cap = math.exp(packed.log_cap[worst])
+    s, a = divmod(int(packed.pairs[worst]), A)
+    _within(f"x[{s}, {a}]", x[worst], cap * slack, cap)
+    _within("max |V|", abs(V).max(), settings.radius_V * slack, settings.radius_V)
+    _within("sum lam", lam.sum(), settings.radius_lam * slack, settings.radius_lam)
+    return x, V, lam
+
+
+def _within(name: str, value: float, limit: float, bound: float) -> None:
+    if value > limit:
+        raise ValueError(f"infeasible start: {name} = {value:.6g} exceeds its bound {bound:.6g}")

@@ -1,0 +1,187 @@
+"""Policies as (S, A) arrays, one distribution over actions per state: make them, mix them, act with them.
+
+The learner returns x-bar, a table over state-action pairs. `from_occupancy` turns it into the policy pi-bar
+of algorithm 1, `weighted` into the ideal pi-bar_w, which needs the data's true distribution mu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _validation as check
+
+
+def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDArray[np.float64]:
+    """Policy that a table induces, pi(a|s) = x(s,a)/sum_a' x(s,a') (last line of algorithm 1).
+
+    Parameters
+    ----------
+    x : array_like, shape (S, A)
+        Nonnegative numbers. Each row is scaled by its largest entry first, so tiny rows lose no precision.
+    unreached : "uniform" or array_like, shape (S, A), optional
+        What to do in states whose row is exactly zero: act uniformly, or as this policy does.
+
+    Examples
+    --------
+    >>> from_occupancy([[3.0, 1.0], [0.0, 0.0]])
+    array([[0.75, 0.25],
+           [0.5 , 0.5 ]])
+    """
+    table = _table("x", x)
+    default = _default(unreached, table.shape)
+    top = table.max(axis=1, keepdims=True)
+    reached = top > 0
+    scaled = np.divide(table, top, out=default, where=reached)
+    return np.divide(scaled, scaled.sum(axis=1, keepdims=True), out=scaled, where=reached)
+
+
+def weighted(
+    x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, unreached: str | ArrayLike = "uniform"
+) -> NDArray[np.float64]:
+    """Policy pi-bar_w that W x induces, W = diag(mu/mu_hat) (section on the algorithm, last paragraph).
+
+    The paper's ideal output, out of reach where mu is unknown and a reference where it is known.
+
+    Parameters
+    ----------
+    x : array_like, shape (S, A)
+        Nonnegative numbers.
+    mu : array_like, shape (S, A)
+        The distribution that the data comes from.
+    mu_hat : array_like, shape (S, A)
+        Its positive estimate; floored, so it need not sum to one.
+    unreached : "uniform" or array_like, shape (S, A), optional
+        As in `from_occupancy`.
+
+    Examples
+    --------
+    >>> weighted([[1.0, 1.0]], mu=[[0.6, 0.4]], mu_hat=[[0.3, 0.6]])
+    array([[0.75, 0.25]])
+    """
+    table = _table("x", x)
+    distribution = check.distribution("mu", mu, table.shape)
+    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, at_least=0)
+    if not estimate.all():
+        s, a = np.argwhere(estimate == 0)[0]
+        raise ValueError(f"mu_hat[{s}, {a}] = 0.0 must be > 0")
+    reached = (table > 0) & (distribution > 0)
+    # In logarithms, since x mu may underflow and mu/mu_hat may overflow where the policy is well defined.
+    logs = np.full(table.shape, -np.inf)
+    logs[reached] = np.log(table[reached]) + np.log(distribution[reached]) - np.log(estimate[reached])
+    top = logs.max(axis=1, keepdims=True)
+    return from_occupancy(np.exp(logs - np.where(np.isfinite(top), top, 0)), unreached)
+
+
+def unreached_states(x: ArrayLike, threshold: float = 0.0) -> NDArray[np.intp]:
+    """Indices of the states whose mass sum_a x(s,a) is at most the threshold, in increasing order.
+
+    Examples
+    --------
+    >>> unreached_states([[3.0, 1.0], [0.0, 0.0], [0.1, 0.0]], threshold=0.1)
+    array([1, 2])
+    """
+    table = _table("x", x)
+    return np.flatnonzero(table.sum(axis=1) <= check.real("threshold", threshold, at_least=0))
+
+
+def sample_actions(policy: ArrayLike, states: ArrayLike, rng: Any = None) -> NDArray[np.int64]:
+    """Draw one action for each of many states; actions of probability zero are never drawn.
+
+    Parameters
+    ----------
+    policy : array_like, shape (S, A)
+    states : array_like of int, shape (n,)
+    rng : None, int or numpy.random.Generator, optional
+        One uniform number is consumed per state, in order.
+
+    Examples
+    --------
+    >>> sample_actions([[1.0, 0.0], [0.0, 1.0]], [0, 1, 1, 0], rng=0)
+    array([0, 1, 1, 0])
+    """
+    table = _policy("policy", policy)
+    rows = check.indices("states", states, table.shape[0], dtype=np.int64)
+    cumulative = table.cumsum(axis=1)
+    total = cumulative[rows, -1]
+    # Below the total even after rounding, so that some entry always exceeds the target.
+    target = np.minimum(check.generator(rng).random(rows.size) * total, np.nextafter(total, 0))
+    # Bisection for the first entry above the target, all states at once. Invariant: it lies in low..high.
+    low = np.zeros(rows.size, dtype=np.int64)
+    high = np.full(rows.size, table.shape[1] - 1, dtype=np.int64)
+    for _ in range((table.shape[1] - 1).bit_length()):
+        middle = (low + high) // 2
+        above = cumulative[rows, middle] > target
+        high = np.where(above, middle, high)
+        low = np.where(above, low, np.minimum(middle + 1, high))
+    return low
+
+
+def uniform(n_states: int, n_actions: int) -> NDArray[np.float64]:
+    """Policy that takes every action with the same probability.
+
+    Examples
+    --------
+    >>> uniform(1, 4)
+    array([[0.25, 0.25, 0.25, 0.25]])
+    """
+    n_actions = check.whole("n_actions", n_actions, at_least=1)
+    return np.full((check.whole("n_states", n_states, at_least=1), n_actions), 1 / n_actions)
+
+
+def deterministic(actions: ArrayLike, n_actions: int) -> NDArray[np.float64]:
+    """Policy that takes ``actions[s]`` in state s.
+
+    Examples
+    --------
+    >>> deterministic([1, 0], n_actions=3)
+    array([[0., 1., 0.],
+           [1., 0., 0.]])
+    """
+    n_actions = check.whole("n_actions", n_actions, at_least=1)
+    chosen = check.indices("actions", actions, n_actions, dtype=np.int64)
+    if chosen.size == 0:
+        raise ValueError("actions must name an action for at least one state")
+    policy = np.zeros((chosen.size, n_actions))
+    policy[np.arange(chosen.size), chosen] = 1
+    return policy
+
+
+def mix(first: ArrayLike, second: ArrayLike, weight: float) -> NDArray[np.float64]:
+    """Policy (1 - weight) first + weight second, state by state.
+
+    A fresh coin in every step decides whom to follow. So the occupancy is not the mixture of the two
+    occupancies, nor the value that of the two values: for those, mix occupancies and take `from_occupancy`.
+
+    Examples
+    --------
+    >>> mix([[1.0, 0.0]], [[0.0, 1.0]], weight=0.25)
+    array([[0.75, 0.25]])
+    """
+    first = _policy("first", first)
+    second = check.policy_array("second", second, *first.shape)
+    weight = check.real("weight", weight, at_least=0, at_most=1)
+    return (1 - weight) * first + weight * second
+
+
+def _table(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    table = check.numbers_array(name, values, shape=(None, None), at_least=0)
+    if table.size == 0:
+        raise ValueError(f"{name} must have at least one state and one action, got shape {table.shape}")
+    return table
+
+
+def _policy(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    table = _table(name, values)
+    return check.policy_array(name, table, *table.shape)
+
+
+def _default(unreached: str | ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a new array with the policy for states that the table does not reach."""
+    n_states, n_actions = shape
+    if isinstance(unreached, str):
+        check.choice("unreached", unreached, ("uniform",))
+        return uniform(n_states, n_actions)
+    return check.policy_array("unreached", unreached, n_states, n_actions).copy()

@@ -1,0 +1,127 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import policy as policies
+from .premises import Premise
+from .reference import Reference
+from .settings import Settings
+
+Array = NDArray[np.float64]
+
+
+class Status(IntEnum):
+    """How a run ended."""
+
+    COMPLETED = 0
+    INTERRUPTED = 1
+    STOPPED = 2
+    NUMERICAL_ERROR = 3
+    RUNNING = 4
+
+
+MESSAGES = {
+    Status.COMPLETED: "all steps were taken",
+    Status.INTERRUPTED: "interrupted from the keyboard; the result covers the steps taken",
+    Status.STOPPED: "stopped by the callback; the result covers the steps taken",
+    Status.RUNNING: "still running",
+}
+
+
+class Point(NamedTuple):
+    """A point of the saddle problem: x (S, A), V (S,), lam (I,)."""
+
+    x: Array
+    V: Array
+    lam: Array
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A vector over all S x A pairs, kept for the pairs that were seen; all others have one common value."""
+
+    pairs: NDArray[np.int64]
+    values: Array
+    elsewhere: float
+
+    def dense(self, n_states: int, n_actions: int) -> Array:
+        """Write out all pairs."""
+        flat = np.full(n_states * n_actions, self.elsewhere)
+        flat[self.pairs] = self.values
+        return flat.reshape(n_states, n_actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Outcome of `learn`.
+
+    Attributes
+    ----------
+    status : Status
+        How the run ended; `success` is true if all steps were taken, `message` says it in words.
+    n_steps : int
+        Steps taken; averages are over the iterates before each of them.
+    x_mean : array, shape (S, A)
+        Average of x: the approximate (reweighted) occupancy. Written out when asked for.
+    V_mean, lam_mean : arrays, shapes (S,), (I,)
+        Averages of the duals.
+    policy : array, shape (S, A)
+        pi(a|s) proportional to x_mean(s, a).
+    last : Point
+        The iterate after the last step; a `start` for another run.
+    settings : Settings
+        What was used, with nothing left at None that the run needed.
+    reference : Reference
+        The mu_hat that was used.
+    premises : tuple of Premise
+        Which premises of the theorem held in this run.
+    guarantee : str or None
+        The theorem's conclusion if all of them did, else None.
+    diagnostics : dict
+        Counts of the core: steps in each case of the x-update, steps that capped the sampled pair, root-finder
+        evaluations, refreshes of the kept sums.
+    """
+
+    status: Status
+    message: str
+    n_steps: int
+    settings: Settings
+    reference: Reference
+    coordinates: Coordinates = field(repr=False)
+    last_coordinates: Coordinates = field(repr=False)
+    V_mean: Array = field(repr=False)
+    lam_mean: Array = field(repr=False)
+    V: Array = field(repr=False)
+    lam: Array = field(repr=False)
+    premises: tuple[Premise, ...] = field(repr=False)
+    guarantee: str | None
+    diagnostics: dict[str, int]
+
+    @property
+    def success(self) -> bool:
+        """Whether all steps were taken."""
+        return self.status is Status.COMPLETED
+
+    @cached_property
+    def x_mean(self) -> Array:
+        """The average of x over all pairs."""
+        return self.coordinates.dense(self.reference.n_states, self.reference.n_actions)
+
+    @cached_property
+    def policy(self) -> Array:
+        """The learned policy; a state whose every pair has mass zero gets the uniform one."""
+        return policies.from_occupancy(self.x_mean)
+
+    @property
+    def last(self) -> Point:
+        """The iterate after the last step."""
+        x = self.last_coordinates.dense(self.reference.n_states, self.reference.n_actions)
+        return Point(x, self.V, self.lam)

@@ -1,0 +1,198 @@
+"""Everything tunable, in one frozen object.
+
+What is left at None is chosen by the theory (module `theory`) once the sizes of the problem are known: `resolve`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from . import _validation as check
+from . import theory
+from .reference import SMALLEST_FLOOR
+
+ORDERS = ("replacement", "shuffle", "trajectory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Parameters of a run.
+
+    Parameters
+    ----------
+    gamma : float
+        Discount, in (0, 1).
+    psi : float
+        Deviation control, >= 1: learned occupancies stay within psi times where the data lies. Should be at least the
+        concentrability C* of the problem, which is unknown; a larger psi needs more data.
+    slater : float
+        varphi in (0, 1]: some policy has every J^u_i >= slater/(1-gamma).
+    T : int, optional
+        Number of steps. Needed unless `eps` is given, which then implies the theorem's.
+    eps : float, optional
+        Accuracy aimed at. Sets T, kappa and floor where those are None.
+    delta : float
+        Failure probability.
+    kappa : float, optional
+        Conservatism: learn with J^u_i >= kappa. None: 5 slater eps, or 0 if there is no eps.
+    floor : float, optional
+        Least value of mu_hat. None: the theorem's, at eps or, without one, at the largest eps that the theorem admits.
+    order : {"replacement", "shuffle", "trajectory"}
+        How the log is read: independent draws, epochs without replacement, or its own order, over and over.
+    eta, alpha_V, alpha_lam, alpha_x : float, optional
+        Step size and the scales that divide it. None: the theorem's.
+    radius_V, radius_lam : float, optional
+        Bounds of \\|V(s)\\| and of sum lam. None: the theorem's.
+    mixing_time : float, optional
+        Bound of the mixing time of a log that is one trajectory: eta = 1/sqrt(mixing_time T).
+    c_o : float
+        The theorem's universal constant, which the paper does not give.
+    refresh : int
+        Steps between full recomputations of kept sums.
+
+    Examples
+    --------
+    >>> settings = Settings(gamma=0.9, psi=2, slater=0.3, T=1000)
+    >>> settings == Settings.from_json(settings.to_json())
+    True
+    >>> round(settings.resolve(10, 4, 1).eta, 4)
+    0.0316
+    """
+
+    gamma: float
+    psi: float
+    slater: float
+    T: int | None = None
+    eps: float | None = None
+    delta: float = 0.05
+    kappa: float | None = None
+    floor: float | None = None
+    order: str = "replacement"
+    eta: float | None = None
+    alpha_V: float | None = None
+    alpha_lam: float | None = None
+    alpha_x: float | None = None
+    radius_V: float | None = None
+    radius_lam: float | None = None
+    mixing_time: float | None = None
+    c_o: float = 1.0
+    refresh: int = 2**16
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, dict[str, float]] = {
+            "gamma": {"above": 0, "below": 1},
+            "psi": {"at_least": 1},
+            "slater": {"above": 0, "at_most": 1},
+            "delta": {"above": 0, "below": 1},
+            "kappa": {"at_least": 0},
+            "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
+            "mixing_time": {"at_least": 1},
+        }
+        required = ("gamma", "psi", "slater", "delta", "c_o")
+        for name in (
+            *required,
+            "eps",
+            "kappa",
+            "floor",
+            "eta",
+            "alpha_V",
+            "alpha_lam",
+            "alpha_x",
+            "radius_V",
+            "radius_lam",
+        ):
+            self._set(name, check.real, required=name in required, **bounds.get(name, {"above": 0}))
+        self._set("mixing_time", check.real, **bounds["mixing_time"])
+        self._set("T", check.whole, at_least=1)
+        self._set("refresh", check.whole, required=True, at_least=1)
+        check.choice("order", self.order, ORDERS)
+        if self.T is None and self.eps is None:
+            raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
+
+    def _set(self, name: str, convert: Any, *, required: bool = False, **bounds: Any) -> None:
+        value = getattr(self, name)
+        if value is not None or required:
+            object.__setattr__(self, name, convert(name, value, **bounds))
+
+    def problem(self, n_states: int, n_actions: int, n_utilities: int) -> theory.Problem:
+        """Give what the constants of `theory` depend on."""
+        return theory.Problem(n_states, n_actions, n_utilities, self.gamma, self.slater, self.psi)
+
+    def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Settings:
+        """Fill in by theory whatever is None, except eps and mixing_time: what stays None there was not claimed."""
+        problem = self.problem(n_states, n_actions, n_utilities)
+        eps = self.eps
+        n_steps = self.T
+        if n_steps is None:
+            assert eps is not None  # __post_init__
+            if self.mixing_time is None:
+                n_steps = theory.descent_steps(problem, eps, self.delta, self.c_o)
+            else:
+                n_steps = theory.async_descent_steps(problem, eps, self.delta, self.mixing_time, self.c_o)
+        defaults = {
+            "T": n_steps,
+            "kappa": 0.0 if eps is None else theory.conservatism(problem, eps),
+            "floor": theory.reference_floor(problem, theory.largest_eps(problem) if eps is None else eps),
+            "eta": theory.step_size(n_steps, self.mixing_time),
+            "alpha_V": theory.scale_V(problem),
+            "alpha_lam": theory.scale_lam(problem),
+            "alpha_x": theory.scale_x(problem),
+            "radius_V": theory.radius_V(self.gamma, self.slater),
+            "radius_lam": theory.radius_lam(self.slater),
+        }
+        return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+
+    @classmethod
+    def from_theory(
+        cls,
+        n_states: int,
+        n_actions: int,
+        n_utilities: int,
+        *,
+        gamma: float,
+        slater: float,
+        psi: float,
+        eps: float,
+        delta: float = 0.05,
+        **others: Any,
+    ) -> Settings:
+        """Give the constants of theorem algB-thm-demo in full, T included.
+
+        Examples
+        --------
+        >>> Settings.from_theory(3, 2, 1, gamma=0.5, slater=0.5, psi=1, eps=0.2).kappa
+        0.5
+        """
+        settings = cls(gamma=gamma, slater=slater, psi=psi, eps=eps, delta=delta, **others)
+        return settings.resolve(n_states, n_actions, n_utilities)
+
+    def to_json(self) -> str:
+        """Write as JSON; `from_json` gives back an equal object, bit for bit."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Read what `to_json` wrote; an unknown name is a TypeError."""
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise TypeError(f"settings must be a JSON object, got {type(values).__name__}")
+        return cls.of(None, values)
+
+    @classmethod
+    def of(cls, settings: Settings | None, keywords: dict[str, Any]) -> Settings:
+        """Make settings of an object, of keywords, or of an object changed by keywords; unknown names raise."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        for name in keywords:
+            if name not in names:
+                raise TypeError(f"unknown setting {name!r}; settings are {', '.join(sorted(names))}")
+        if settings is not None:
+            if not isinstance(settings, Settings):
+                raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")
+            return dataclasses.replace(settings, **keywords)
+        missing = [name for name in ("gamma", "psi", "slater") if name not in keywords]
+        if missing:
+            raise TypeError(f"missing setting {missing[0]!r}")
+        return cls(**keywords)

@@ -1,0 +1,557 @@
+"""Every constant of the paper, one function each.
+
+The order is that of the proofs: the sets that the iterates live in, the steps, the estimate of the data's
+distribution, the budgets and their inverses, verification and the adaptive method, Markovian data.
+Most functions take a `Problem` first: sizes S, A, I, discount gamma, slater (varphi in the paper) and psi.
+In docstrings N = min(S + I, S A).
+
+Three conventions. The paper divides by log I and log psi, which vanish at I = 1 and psi = 1: here they are
+max(1, log .). A problem without utilities (I = 0) counts as I = 1 inside logarithms. The universal constants
+c_o, c'_o and c'_e, which the paper never gives, are parameters: a budget holds "with c_o = ..." and no more.
+
+Budgets are whole numbers, and astronomically large because the theorems ask for that much.
+Source: Chen, Zhang, Wen, "A Near-Optimal Primal-Dual Method for Off-Policy Learning in CMDP" (2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _validation as check
+
+#: eps_e = eps / 100 is the accuracy of mu_hat (proposition empirical-dis).
+REFERENCE_DIVISOR = 100
+#: eps_ver = eps / 10 is the accuracy of VERIFY's estimates (proposition verify).
+VERIFICATION_DIVISOR = 10
+#: The adaptive method hands eps' / 15 to its inner runs (appendix adaptive, "setting of sub-routine").
+ADAPTIVE_EPS_DIVISOR = 15
+#: The adaptive method stops when psi doubled and J-hat grew by at most 500 eps (equation def-exit-cond).
+EXIT_MARGIN = 500
+
+_LARGEST_COUNT = 10**300
+_RANGES: dict[str, dict[str, float]] = {
+    "gamma": {"above": 0, "below": 1},
+    "slater": {"above": 0, "at_most": 1},
+    "psi": {"at_least": 1},
+    "delta": {"above": 0, "below": 1},
+    "mixing_time": {"at_least": 1},
+    "kappa": {"at_least": 0},
+}
+
+
+def real(name: str, value: Any) -> float:
+    """Check a parameter of the theory by its name."""
+    return check.real(name, value, **_RANGES.get(name, {"above": 0}))
+
+
+def count(name: str, value: Any, at_least: int = 1) -> int:
+    """Check a count, which may be astronomical."""
+    return check.whole(name, value, at_least=at_least, at_most=_LARGEST_COUNT)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every constant depends on.
+
+    Parameters
+    ----------
+    n_states, n_actions, n_utilities : int
+        S >= 1, A >= 1 and I >= 0.
+    gamma : float
+        Discount, in (0, 1).
+    slater : float
+        varphi in (0, 1]: some policy has J^u_i >= slater/(1-gamma) for every i.
+    psi : float
+        Deviation control, at least 1.
+
+    Examples
+    --------
+    >>> Problem(n_states=10, n_actions=4, n_utilities=2, gamma=0.9, slater=0.5, psi=3).sparsity
+    12
+    """
+
+    n_states: int
+    n_actions: int
+    n_utilities: int
+    gamma: float
+    slater: float
+    psi: float
+
+    def __post_init__(self) -> None:
+        for name, at_least in (("n_states", 1), ("n_actions", 1), ("n_utilities", 0)):
+            object.__setattr__(self, name, check.whole(name, getattr(self, name), at_least=at_least))
+        for name in ("gamma", "slater", "psi"):
+            object.__setattr__(self, name, real(name, getattr(self, name)))
+
+    @property
+    def n_pairs(self) -> int:
+        """S A."""
+        return self.n_states * self.n_actions
+
+    @property
+    def sparsity(self) -> int:
+        """Calligraphic N = min(S + I, S A)."""
+        return sparsity(self.n_states, self.n_actions, self.n_utilities)
+
+
+# ---- The sets X, V and Lambda (equation def-feasible) ----
+
+
+def sparsity(n_states: int, n_actions: int, n_utilities: int) -> int:
+    """Calligraphic N = min(S + I, S A): pairs that some optimal policy needs at most (proposition sparsity).
+
+    Examples
+    --------
+    >>> sparsity(10, 4, 2)
+    12
+    """
+    n_states = check.whole("n_states", n_states, at_least=1)
+    n_actions = check.whole("n_actions", n_actions, at_least=1)
+    return min(n_states + check.whole("n_utilities", n_utilities), n_states * n_actions)
+
+
+def radius_V(gamma: float, slater: float) -> float:
+    """R_V = 8/(1-gamma) (1 + 2/slater): |V(s)| never exceeds it.
+
+    Examples
+    --------
+    >>> radius_V(0.5, 1.0)
+    48.0
+    """
+    return 8 / (1 - real("gamma", gamma)) * (1 + 2 / real("slater", slater))
+
+
+def radius_lam(slater: float) -> float:
+    """R_L = 8/slater: the multipliers of the utilities never sum to more.
+
+    Examples
+    --------
+    >>> radius_lam(0.5)
+    16.0
+    """
+    return 8 / real("slater", slater)
+
+
+def sum_bound(gamma: float) -> float:
+    """B1 = 4/(1-gamma): bound of sum x.
+
+    Examples
+    --------
+    >>> sum_bound(0.5)
+    8.0
+    """
+    return 4 / (1 - real("gamma", gamma))
+
+
+def weight_bound(n_states: int, n_actions: int, n_utilities: int, gamma: float, psi: float) -> float:
+    """B2 = N psi/(1-gamma): bound of sum x/mu_hat.
+
+    Examples
+    --------
+    >>> weight_bound(10, 4, 2, 0.5, 3)
+    72.0
+    """
+    return sparsity(n_states, n_actions, n_utilities) * real("psi", psi) / (1 - real("gamma", gamma))
+
+
+# ---- The steps (theorem algB-thm-demo) ----
+
+
+def step_size(n_steps: int, mixing_time: float | None = None) -> float:
+    """eta = 1/sqrt(T); given a bound t of the mixing time, eta = 1/sqrt(t T).
+
+    The second is the remark that ends the proof sketch of the asynchronous theorem.
+
+    Examples
+    --------
+    >>> step_size(10_000)
+    0.01
+    >>> step_size(10_000, mixing_time=4)
+    0.005
+    """
+    bound = 1.0 if mixing_time is None else real("mixing_time", mixing_time)
+    return 1 / (math.sqrt(count("n_steps", n_steps)) * math.sqrt(bound))
+
+
+def scale_V(problem: Problem) -> float:
+    """alpha_V = slater sqrt(psi/S).
+
+    Examples
+    --------
+    >>> scale_V(Problem(4, 2, 1, gamma=0.5, slater=0.5, psi=16))
+    1.0
+    """
+    return problem.slater * math.sqrt(problem.psi / problem.n_states)
+
+
+def scale_lam(problem: Problem) -> float:
+    """alpha_lam = sqrt(psi/max(1, log I))/(1-gamma); the paper prints log I, zero at I = 1.
+
+    Examples
+    --------
+    >>> scale_lam(Problem(4, 2, 1, gamma=0.5, slater=0.5, psi=16))
+    8.0
+    """
+    return math.sqrt(problem.psi / _log_floored(problem.n_utilities)) / (1 - problem.gamma)
+
+
+def scale_x(problem: Problem) -> float:
+    """alpha_x = sqrt(N psi/max(1, log psi))/(slater (1-gamma)); the paper prints log psi, zero at psi = 1.
+
+    Examples
+    --------
+    >>> scale_x(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1))
+    8.0
+    """
+    root = math.sqrt(problem.sparsity * problem.psi / _log_floored(problem.psi))
+    return root / (problem.slater * (1 - problem.gamma))
+
+
+def conservatism(problem: Problem, eps: float) -> float:
+    """kappa = 5 slater eps: the descent sees the utilities u - (1-gamma) kappa.
+
+    Examples
+    --------
+    >>> conservatism(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.2)
+    0.5
+    """
+    return 5 * problem.slater * real("eps", eps)
+
+
+def largest_eps(problem: Problem) -> float:
+    """1/(10 (1-gamma)): the theorems speak of eps up to this value.
+
+    Examples
+    --------
+    >>> largest_eps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1))
+    0.2
+    """
+    return 1 / (10 * (1 - problem.gamma))
+
+
+# ---- The condition on the step size (equation def-algB-eta-upper) ----
+
+
+def gradient_bound_lam(problem: Problem) -> float:
+    """M_lam = 2 psi/(1-gamma) bounds every entry of g_lam (appendix grad-var).
+
+    Examples
+    --------
+    >>> gradient_bound_lam(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=3))
+    12.0
+    """
+    return 2 * problem.psi / (1 - problem.gamma)
+
+
+def gradient_bound_x(problem: Problem, floor: float) -> float:
+    """M_x,inf = 64/(slater (1-gamma) floor) bounds every entry of g_x (appendix grad-var, remark large-var).
+
+    Examples
+    --------
+    >>> gradient_bound_x(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), floor=0.25)
+    1024.0
+    """
+    return 64 / (problem.slater * (1 - problem.gamma)) / real("floor", floor)
+
+
+def largest_step(problem: Problem, floor: float, alpha_lam: float | None = None, alpha_x: float | None = None) -> float:
+    """Largest eta that the analysis allows, 1/2 min(alpha_lam/M_lam, alpha_x/M_x,inf).
+
+    The scales are the theorem's unless given.
+
+    Examples
+    --------
+    >>> largest_step(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), floor=0.25)  # 1/2 min(2/4, 8/1024)
+    0.00390625
+    """
+    alpha_lam = scale_lam(problem) if alpha_lam is None else real("alpha_lam", alpha_lam)
+    alpha_x = scale_x(problem) if alpha_x is None else real("alpha_x", alpha_x)
+    return 0.5 * min(alpha_lam / gradient_bound_lam(problem), alpha_x / gradient_bound_x(problem, floor))
+
+
+def condition_steps(problem: Problem, eps: float) -> int:
+    """Least T whose eta = 1/sqrt(T) meets the condition at the theorem's scales and floor.
+
+    T >= 25600^2 N psi max(1, log psi)/(slater^2 (1-gamma)^4 eps^2). That is the half with M_x,inf; the half
+    with M_lam asks for T >= 16 psi max(1, log I) and never binds while eps is in range. The paper absorbs the
+    condition into c_o; `descent_steps` with c_o = 1 does not imply it.
+
+    Examples
+    --------
+    >>> condition_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125)
+    10737418240000
+    """
+    return _samples(_condition_cost(problem), real("eps", eps))
+
+
+# ---- The estimate of the data's distribution (proposition empirical-dis) ----
+
+
+def reference_accuracy(eps: float) -> float:
+    """eps_e = eps/100: mu_hat is good enough when ||W x - x||_1 <= slater (1-gamma) eps_e for every x in X.
+
+    Examples
+    --------
+    >>> reference_accuracy(0.5)
+    0.005
+    """
+    return real("eps", eps) / REFERENCE_DIVISOR
+
+
+def reference_floor(problem: Problem, eps: float) -> float:
+    """Floor of mu_hat (varsigma): slater (1-gamma)^2 eps_e/(2 N psi).
+
+    Examples
+    --------
+    >>> reference_floor(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125)  # 0.5 * 0.25 * 0.00125/8
+    1.953125e-05
+    """
+    accuracy = reference_accuracy(eps)
+    return problem.slater * (1 - problem.gamma) ** 2 * accuracy / (2 * problem.sparsity * problem.psi)
+
+
+def reference_samples(problem: Problem, eps: float, delta: float) -> int:
+    """Transitions that mu_hat needs: N_e >= 512 N psi log(6 S A/delta)/(slater^2 (1-gamma)^4 eps_e^2).
+
+    Examples
+    --------
+    >>> reference_samples(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
+    493762193671
+    """
+    return _samples(_reference_cost(problem, real("delta", delta)), real("eps", eps))
+
+
+# ---- The length of the descent, and what a budget buys ----
+
+
+def descent_steps(problem: Problem, eps: float, delta: float, c_o: float = 1.0) -> int:
+    """Steps of theorem algB-thm-demo: T >= c_o N psi log(psi S A I/delta)/(slater^2 (1-gamma)^4 eps^2).
+
+    Examples
+    --------
+    >>> descent_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
+    67082
+    """
+    return _samples(_descent_cost(problem, real("delta", delta), real("c_o", c_o)), real("eps", eps))
+
+
+def eps_from_steps(problem: Problem, n_steps: int, delta: float, c_o: float = 1.0) -> float:
+    """Least eps with ``descent_steps(problem, eps, delta, c_o) <= n_steps``.
+
+    Like all inverses here it may exceed `largest_eps`: then so few samples buy no theorem.
+
+    Examples
+    --------
+    >>> round(eps_from_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), 67082, delta=0.1), 6)
+    0.125
+    """
+    cost = _descent_cost(problem, real("delta", delta), real("c_o", c_o))
+    return _bought(cost, count("n_steps", n_steps), lambda eps: _samples(cost, eps))
+
+
+def eps_from_reference_samples(problem: Problem, n_samples: int, delta: float) -> float:
+    """Least eps with ``reference_samples(problem, eps, delta) <= n_samples``.
+
+    Examples
+    --------
+    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
+    >>> round(eps_from_reference_samples(problem, 493_762_193_671, delta=0.1), 6)
+    0.125
+    """
+    cost = _reference_cost(problem, real("delta", delta))
+    return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
+
+
+def eps_from_data(problem: Problem, n_samples: int, delta: float, c_o: float = 1.0) -> float:
+    """The eps that n fresh transitions buy in total, each used once: N_e + T <= n.
+
+    T is the larger of `descent_steps` and `condition_steps`, so that a run with these numbers can meet every
+    premise. Least such eps up to one sample, hence n >= 2; see `eps_from_steps` about eps out of range.
+
+    Examples
+    --------
+    >>> eps = eps_from_data(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), 10**13, delta=0.1)
+    >>> round(eps, 4)
+    0.1325
+    """
+    delta, c_o = real("delta", delta), real("c_o", c_o)
+    n_samples = count("n_samples", n_samples, at_least=2)
+    reference = _reference_cost(problem, delta)
+    steps = max(_descent_cost(problem, delta, c_o), _condition_cost(problem))
+    # The sample kept back pays for rounding up twice.
+    return _bought(reference + steps, n_samples - 1, lambda eps: _samples(reference, eps) + _samples(steps, eps) - 1)
+
+
+# ---- Verification and the adaptive method (propositions verify and adp) ----
+
+
+def verification_samples(problem: Problem, eps: float, delta: float) -> int:
+    """Transitions that VERIFY needs: N_v >= 64 S psi l/(slater^2 (1-gamma)^4 eps_ver^2).
+
+    Here eps_ver = eps/10 and l = 4 log(40 S I/delta).
+
+    Examples
+    --------
+    >>> verification_samples(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
+    2230345323
+    """
+    return _samples(_verification_cost(problem, real("delta", delta)), real("eps", eps))
+
+
+def eps_from_verification_samples(problem: Problem, n_samples: int, delta: float) -> float:
+    """Least eps with ``verification_samples(problem, eps, delta) <= n_samples``.
+
+    Examples
+    --------
+    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
+    >>> round(eps_from_verification_samples(problem, 2_230_345_323, delta=0.1), 6)
+    0.125
+    """
+    cost = _verification_cost(problem, real("delta", delta))
+    return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
+
+
+def flow_threshold(problem: Problem, eps: float) -> float:
+    """VERIFY holds only if ||Delta-hat||_1 <= 3/2 slater (1-gamma) eps.
+
+    Examples
+    --------
+    >>> flow_threshold(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.5)
+    0.1875
+    """
+    return 1.5 * problem.slater * (1 - problem.gamma) * real("eps", eps)
+
+
+def utility_threshold(problem: Problem, eps: float) -> float:
+    """VERIFY holds only if ||[J-hat^{u kappa}]_-||_inf <= 3 slater eps.
+
+    Algorithm 3 prints the norm of J-hat^{u kappa} itself; its proof needs the negative part.
+
+    Examples
+    --------
+    >>> utility_threshold(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.5)
+    0.75
+    """
+    return 3 * problem.slater * real("eps", eps)
+
+
+def adaptive_delta(delta: float, level: int) -> float:
+    """delta_K = 6 delta/(pi^2 K^2) for level K = 1, 2, ...: they sum to delta.
+
+    Examples
+    --------
+    >>> round(adaptive_delta(0.1, 1), 6)
+    0.060793
+    """
+    return 6 * real("delta", delta) / (math.pi * check.whole("level", level, at_least=1)) ** 2
+
+
+# ---- Markovian data (theorem algB-thm-markov-demo) ----
+
+
+def async_reference_samples(problem: Problem, eps: float, delta: float, mixing_time: float, c_e: float = 1.0) -> int:
+    """N_e on one trajectory: c'_e t_mix times that of `reference_samples`.
+
+    Proposition empirical-dis-markov prints the logarithm iota; in its proof, as here, T is not involved. The
+    proof has l = 100 t_mix log(12 S A/delta), which is c'_e = 25 log(12 S A/delta)/log(6 S A/delta) < 35.
+
+    Examples
+    --------
+    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
+    >>> async_reference_samples(problem, eps=0.125, delta=0.1, mixing_time=2)
+    987524387342
+    """
+    factor = real("c_e", c_e) * real("mixing_time", mixing_time)
+    return _samples(factor * _reference_cost(problem, real("delta", delta)), real("eps", eps))
+
+
+def async_descent_steps(problem: Problem, eps: float, delta: float, mixing_time: float, c_o: float = 1.0) -> int:
+    """Least T from which on T >= c'_o t_mix^2 N psi iota^3/(slater^2 (1-gamma)^4 eps^2) holds.
+
+    Here iota = log(T S A I/delta), so that T is on both sides.
+
+    Examples
+    --------
+    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
+    >>> async_descent_steps(problem, eps=0.125, delta=0.1, mixing_time=1)
+    205528816
+    """
+    log_inside = math.log(_triples(problem) / real("delta", delta))
+    mixing_time, eps = real("mixing_time", mixing_time), real("eps", eps)
+    factor = real("c_o", c_o) * mixing_time * mixing_time * _rate(problem, problem.sparsity) / eps / eps
+    _in_range(factor, eps)
+
+    def needed(n_steps: int) -> int:
+        return max(1, math.ceil(factor * (log_inside + math.log(n_steps)) ** 3))
+
+    # With y = iota the condition reads y >= offset + 3 log y. From the right, the fixed-point iteration falls
+    # to the largest root; if it falls to y = 3, where y - 3 log y is least, the condition always holds.
+    offset = log_inside + math.log(factor)
+    y = 10 + 2 * max(offset, 0)
+    for _ in range(100):
+        y = max(3.0, offset + 3 * math.log(y))
+    n_steps = math.ceil(_in_range(_exp(y - log_inside + 1e-9), eps))
+    # Invariant: the condition holds at n_steps and beyond. A step down keeps it, since needed() increases:
+    # needed(T) <= T' <= T gives needed(T') <= needed(T) <= T'.
+    while n_steps > 1 and (fewer := min(needed(n_steps), max(n_steps - 1, needed(n_steps - 1)))) < n_steps:
+        n_steps = fewer
+    return n_steps
+
+
+# ---- Costs: budget times eps^2, in one place for budgets and their inverses ----
+
+
+def _log_floored(value: float) -> float:
+    return max(1.0, math.log(max(value, 1)))
+
+
+def _triples(problem: Problem) -> int:
+    return problem.n_pairs * max(problem.n_utilities, 1)
+
+
+def _rate(problem: Problem, width: int) -> float:
+    unit = problem.slater * (1 - problem.gamma) ** 2
+    return width * problem.psi / unit / unit if unit > 0 else math.inf
+
+
+def _reference_cost(problem: Problem, delta: float) -> float:
+    return 512 * REFERENCE_DIVISOR**2 * math.log(6 * problem.n_pairs / delta) * _rate(problem, problem.sparsity)
+
+
+def _descent_cost(problem: Problem, delta: float, c_o: float) -> float:
+    return c_o * math.log(problem.psi * _triples(problem) / delta) * _rate(problem, problem.sparsity)
+
+
+def _condition_cost(problem: Problem) -> float:
+    # 1/largest_step = 2 M_x,inf/alpha_x = 2 * 64 * 2 * 100 sqrt(N psi log psi)/(slater (1-gamma)^2 eps)
+    return (256 * REFERENCE_DIVISOR) ** 2 * _log_floored(problem.psi) * _rate(problem, problem.sparsity)
+
+
+def _verification_cost(problem: Problem, delta: float) -> float:
+    length = 4 * math.log(40 * problem.n_states * max(problem.n_utilities, 1) / delta)
+    return 64 * VERIFICATION_DIVISOR**2 * length * _rate(problem, problem.n_states)
+
+
+def _samples(cost: float, eps: float) -> int:
+    return max(1, math.ceil(_in_range(cost / eps / eps, eps)))
+
+
+def _bought(cost: float, count: int, budget: Callable[[float], int]) -> float:
+    """Least eps whose budget fits the count; the loop undoes the rounding of the root."""
+    eps = math.sqrt(_in_range(cost, 1.0)) / math.sqrt(count)
+    while budget(eps) > count:
+        eps = math.nextafter(eps, math.inf)
+    return eps
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _in_range(value: float, eps: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"the budget at eps = {eps!r} is beyond the range of a double")
+    return value

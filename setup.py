@@ -1,0 +1,48 @@
+"""The compiled extension; everything else is static in pyproject.toml.
+
+Two environment switches, both off by default:
+
+DPDL_CHECKED=1   bounds and wraparound checks inside the core (slow; the test suite passes in this build too)
+DPDL_NATIVE=1    -march=native: faster on this machine, not portable, and not the same bits as a portable build
+"""
+
+import os
+from glob import glob
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+checked = os.environ.get("DPDL_CHECKED") == "1"
+native = os.environ.get("DPDL_NATIVE") == "1"
+
+# Never -ffast-math: it voids compensated sums and NaN checks. -ffp-contract=off keeps the bits the same on
+# machines whose compiler would otherwise fuse multiplications into additions.
+flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", *(["-march=native"] if native else [])]
+
+core = Extension(
+    "dpdl._core",
+    ["src_cython/_core.pyx"],
+    include_dirs=[numpy.get_include()],
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    extra_compile_args=flags,
+    depends=sorted(glob("src_cython/*.pxd")),
+)
+
+setup(
+    ext_modules=cythonize(
+        [core],
+        include_path=["src_cython"],
+        build_dir="build",
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": checked,
+            "wraparound": checked,
+            "initializedcheck": checked,
+            "cdivision": True,
+            "freethreading_compatible": True,
+        },
+        # The ABI of an extension depends on the switches, so a change of switch must recompile.
+        force=checked or native,
+    )
+)

@@ -1,0 +1,488 @@
+"""The compiled core of dpdl: thin Python-visible shells around the inline headers beside this file.
+
+Python validates, allocates and decides; everything here trusts its inputs, runs without the GIL and reports a code.
+"""
+
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from numpy.random cimport bitgen_t
+
+from collections import namedtuple
+
+import numpy as np
+
+cimport _duals
+cimport _eager
+cimport _kkt
+cimport _lazy
+cimport _model
+cimport _random
+cimport _sums
+
+XUpdate = namedtuple("XUpdate", "log_x alpha beta case capped iterations code")
+Root = namedtuple("Root", "alpha beta iterations code")
+
+CODES = {
+    _kkt.OK: "ok",
+    _kkt.NO_CONVERGENCE: "the root finder of the x-update did not converge",
+    _kkt.NOT_FINITE: "a number that must be finite is not",
+}
+
+# The fields of _model.Counters, in order.
+COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iterations", "refreshes", "rebases")
+
+cdef enum:
+    BLOCK = 256         # draws made ahead of the steps that use them
+
+VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
+MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
+
+MEMBER_DTYPE = np.dtype([("log_z", "f8"), ("z", "f8"), ("acc", "f8"), ("low", "f8"), ("c", "f8"), ("log_cap", "f8"),
+                         ("d", "f8"), ("state", "i4"), ("bin", "i4")])
+
+
+cdef bitgen_t *bits_of(object bit_generator) except NULL:
+    return <bitgen_t *> PyCapsule_GetPointer(bit_generator.capsule, "BitGenerator")
+
+
+# ---------------------------------------------------------------------------------------------------- sampling
+
+cdef class Sampler:
+    """The draws of a run: one record of the log and one initial state a step.
+
+    Parameters
+    ----------
+    bit_generator : numpy.random.BitGenerator
+        Advanced by every draw, with its lock held.
+    n_records : int
+    order : {"replacement", "shuffle", "trajectory"}
+    initial, probabilities : int32 and float64 arrays
+        Support of the initial distribution and its positive probabilities.
+    """
+
+    cdef _random.Draws draws
+    cdef readonly object bit_generator
+    cdef readonly str order
+    cdef object keep, alias, initial, permutation_
+
+    def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities):
+        cdef const double[::1] keep
+        cdef const int32_t[::1] alias, states
+        cdef int32_t[::1] permutation
+        self.bit_generator = bit_generator
+        self.order = order
+        self.draws.bits = bits_of(bit_generator)
+        self.draws.order = ("replacement", "shuffle", "trajectory").index(order)
+        self.draws.n_records = n_records
+        self.draws.position = 0
+        self.draws.permutation = NULL
+        self.permutation_ = None
+        if order == "shuffle":
+            self.permutation_ = np.arange(n_records, dtype=np.int32)
+            permutation = self.permutation_
+            self.draws.permutation = &permutation[0]
+        self.keep, self.alias = alias_table(probabilities)
+        self.initial = np.ascontiguousarray(initial, dtype=np.int32)
+        keep, alias, states = self.keep, self.alias, self.initial
+        self.draws.n_initial = states.shape[0]
+        self.draws.keep = &keep[0]
+        self.draws.alias = &alias[0]
+        self.draws.initial = &states[0]
+
+    def draw(self, int64_t n):
+        """The next n draws as (records, initial states)."""
+        records = np.empty(n, dtype=np.int64)
+        initial = np.empty(n, dtype=np.int32)
+        cdef int64_t[::1] r = records
+        cdef int32_t[::1] s = initial
+        if n:
+            with self.bit_generator.lock, nogil:
+                _random.fill(&self.draws, &r[0], &s[0], n)
+        return records, initial
+
+
+def alias_table(const double[::1] probabilities):
+    """Vose's alias table: keep column k if a uniform falls below keep[k], else take alias[k]."""
+    cdef int64_t n = probabilities.shape[0], n_small = 0, n_large = 0, k, small, large
+    keep_array, alias_array = np.ones(n), np.arange(n, dtype=np.int32)
+    cdef double[::1] keep = keep_array, share = np.asarray(probabilities) * (n / np.sum(probabilities))
+    cdef int32_t[::1] alias = alias_array, smalls = np.empty(n, np.int32), larges = np.empty(n, np.int32)
+    with nogil:
+        for k in range(n):
+            if share[k] < 1.0:
+                smalls[n_small] = <int32_t> k
+                n_small += 1
+            else:
+                larges[n_large] = <int32_t> k
+                n_large += 1
+        while n_small and n_large:
+            n_small -= 1
+            small = smalls[n_small]
+            large = larges[n_large - 1]
+            keep[small] = share[small]
+            alias[small] = <int32_t> large
+            share[large] -= 1.0 - share[small]
+            if share[large] < 1.0:
+                n_large -= 1
+                smalls[n_small] = <int32_t> large
+                n_small += 1
+    return keep_array, alias_array
+
+
+def bounded_integers(bit_generator, uint64_t bound, int64_t n):
+    """n uniform integers below `bound`, by rejection."""
+    out = np.empty(n, dtype=np.uint64)
+    cdef uint64_t[::1] view = out
+    cdef bitgen_t *bits = bits_of(bit_generator)
+    cdef int64_t k
+    with bit_generator.lock, nogil:
+        for k in range(n):
+            view[k] = _random.bounded(bits, bound)
+    return out
+
+
+cdef inline int64_t locate(const double *cdf, int64_t low, int64_t high, double u) noexcept nogil:
+    """The first k in low .. high - 1 with cdf[k] > u; cdf[high - 1] > u by construction."""
+    cdef int64_t middle
+    high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        if cdf[middle] > u:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def rollout(int64_t n, int32_t s0, const double[:, ::1] policy_cdf, const int64_t[::1] indptr,
+            const int32_t[::1] indices, const double[::1] row_cdf, bit_generator):
+    """One trajectory of n steps: states (n + 1) and actions (n)."""
+    cdef int64_t A = policy_cdf.shape[1], t, row
+    cdef bitgen_t *bits = bits_of(bit_generator)
+    states_array, actions_array = np.empty(n + 1, np.int32), np.empty(n, np.int32)
+    cdef int32_t[::1] states = states_array, actions = actions_array
+    states[0] = s0
+    with bit_generator.lock, nogil:
+        for t in range(n):
+            actions[t] = <int32_t> locate(&policy_cdf[states[t], 0], 0, A, bits.next_double(bits.state))
+            row = states[t] * A + actions[t]
+            states[t + 1] = indices[locate(&row_cdf[0], indptr[row], indptr[row + 1],
+                                           bits.next_double(bits.state))]
+    return states_array, actions_array
+
+
+# ---------------------------------------------------------------------------------------------------- the step
+
+cdef void *address(object array) except? NULL:
+    return <void *> <size_t> array.ctypes.data
+
+
+cdef class Core:
+    """State of a run that every core has: the duals with their sums, the counters, the draws.
+
+    Parameters
+    ----------
+    problem : dpdl._problem.Problem
+        Packed log and constants; never written to.
+    sampler : Sampler
+    V, lam : float64 arrays
+        Starting point.
+    """
+
+    cdef _model.Model model
+    cdef _duals.Value *V
+    cdef _duals.Multiplier *lam
+    cdef _model.Counters *counters
+    cdef readonly object problem, V_rows, lam_rows, counts
+    cdef readonly Sampler sampler
+
+    def __init__(self, problem, Sampler sampler, V, lam):
+        self.problem = problem
+        self.sampler = sampler
+        self.model.records = <const char *> address(problem.records)
+        self.model.stride = problem.records.strides[0]
+        self.model.n_utilities = len(lam)
+        self.model.gamma = problem.gamma
+        self.model.shift = problem.shift
+        self.model.rate_V = problem.rate_V
+        self.model.rate_lam = problem.rate_lam
+        self.model.rate_x = problem.rate_x
+        self.model.radius_V = problem.radius_V
+        self.model.radius_lam = problem.radius_lam
+        self.model.B1 = problem.B1
+        self.model.B2 = problem.B2
+        self.model.c_min = problem.c.min()
+        self.V_rows = np.zeros(len(V), dtype=VALUE_DTYPE)
+        self.V_rows["v"] = V
+        self.lam_rows = np.zeros(len(lam), dtype=MULTIPLIER_DTYPE)
+        self.lam_rows["lam"] = lam
+        self.lam_rows["log"] = np.log(lam)
+        self.counts = np.zeros(len(COUNTERS), dtype=np.int64)
+        self.V = <_duals.Value *> address(self.V_rows)
+        self.lam = <_duals.Multiplier *> address(self.lam_rows)
+        self.counters = <_model.Counters *> address(self.counts)
+
+    def run(self, int64_t n):
+        """Take n steps; return a code, OK unless the arithmetic failed (the state is then that of the last step)."""
+        cdef int64_t records[BLOCK]
+        cdef int32_t initial[BLOCK]
+        cdef int64_t block
+        cdef int code = _kkt.OK
+        with self.sampler.bit_generator.lock, nogil:
+            while n > 0 and code == _kkt.OK:
+                block = BLOCK if n > BLOCK else n
+                _random.fill(&self.sampler.draws, records, initial, block)
+                code = self.advance(records, initial, block)
+                n -= block
+        return code
+
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+        return _kkt.OK
+
+    @property
+    def n_steps(self):
+        """Steps taken."""
+        return int(self.counts[0])
+
+    @property
+    def diagnostics(self):
+        """Counts: steps in each case of the x-update, steps that capped the pair, root-finder work, refreshes."""
+        return dict(zip(COUNTERS, map(int, self.counts), strict=True))
+
+    @property
+    def point(self):
+        """The present iterate (x, V, lam)."""
+        return self.x, self.V_rows["v"].copy(), self.lam_rows["lam"].copy()
+
+    @property
+    def means(self):
+        """Averages (x, V, lam) over the iterates before each step taken; the start itself if none was."""
+        now = self.n_steps
+        if now == 0:
+            return self.point
+        V = self.V_rows
+        V_mean = (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now
+        lam_mean = (self.lam_rows["sum"] + self.lam_rows["low"]) / now
+        return self.x_sum / now, V_mean, lam_mean
+
+
+cdef class EagerCore(Core):
+    """The eager step: O(pairs) whenever more than the sampled pair moves.
+
+    Parameters
+    ----------
+    log_x : float64 array
+        Logarithm of the starting point, one entry a coordinate of `problem`.
+    refresh : int
+        Steps between full recomputations of the kept sums. Between two of them each sum gathers one rounding of each
+        changed term: an error of at most refresh * 2^-53 of its bound, 1e-11 at the default.
+    """
+
+    cdef _eager.Eager eager
+    cdef readonly object log_x, x_values, sums, since
+
+    def __init__(self, problem, Sampler sampler, log_x, V, lam, int64_t refresh=1 << 16):
+        super().__init__(problem, sampler, V, lam)
+        self.log_x = np.array(log_x, dtype=np.float64)
+        self.x_values = np.exp(self.log_x)
+        self.sums = np.zeros((len(log_x), 2))
+        self.since = np.zeros(len(log_x), dtype=np.int64)
+        self.eager.n = len(log_x)
+        self.eager.state = <const int32_t *> address(problem.state)
+        self.eager.c = <const double *> address(problem.c)
+        self.eager.log_cap = <const double *> address(problem.log_cap)
+        self.eager.log_x = <double *> address(self.log_x)
+        self.eager.x = <double *> address(self.x_values)
+        self.eager.sum = <_sums.Sum *> address(self.sums)
+        self.eager.since = <int64_t *> address(self.since)
+        self.eager.V = self.V
+        self.eager.lam = self.lam
+        self.eager.counters = self.counters
+        self.eager.refresh = refresh
+        _eager.recompute_sums(&self.eager)
+
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+        cdef int64_t k
+        cdef int code
+        for k in range(n):
+            code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
+            if code != _kkt.OK:
+                return code
+        return _kkt.OK
+
+    @property
+    def x(self):
+        """The present x, one entry a coordinate."""
+        return self.x_values.copy()
+
+    @property
+    def x_sum(self):
+        """The sum of x over the iterates before each step taken."""
+        return self.sums[:, 0] + (self.sums[:, 1] + self.x_values * (self.n_steps - self.since))
+
+    @property
+    def kept_sums(self):
+        """(sum x, sum c x) as kept by increments."""
+        return _sums.value(&self.eager.total), _sums.value(&self.eager.weighted)
+
+
+cdef class LazyCore(Core):
+    """The lazy step: O(1 + I) amortised, the same iterates as the eager one up to rounding.
+
+    Parameters
+    ----------
+    bins : dpdl._bins.Bins
+        The pairs of `problem` sorted by c.
+    log_x : float64 array
+        Logarithm of the starting point, one entry a coordinate of `problem`.
+    refresh : int
+        Steps between full recomputations.
+    threshold : float
+        A bin is rebased when its tau passes this; 0 rebases every bin at every shift.
+    """
+
+    cdef _lazy.Lazy lazy
+    cdef readonly object bins, members
+    cdef object frame
+
+    def __init__(self, problem, bins, Sampler sampler, log_x, V, lam, int64_t refresh, double threshold=0.25):
+        cdef int64_t n = len(log_x), n_bins = len(bins.centre)
+        super().__init__(problem, sampler, V, lam)
+        self.bins = bins
+        # One cache line a member, so the array must begin on one.
+        raw = np.zeros(64 * n + 64, dtype=np.uint8)
+        skip = -raw.ctypes.data % 64
+        self.members = raw[skip:skip + 64 * n].view(MEMBER_DTYPE)
+        self.members["log_z"] = log_x
+        self.members["z"] = np.exp(log_x)
+        self.members["c"] = problem.c
+        self.members["log_cap"] = problem.log_cap
+        self.members["d"] = bins.d
+        self.members["state"] = problem.state
+        self.members["bin"] = bins.bin
+        # shift, tau, factor, trial, then the moments and the past: one row of n_bins each
+        self.frame = np.zeros((4 + 2 * _lazy.N_MOMENTS, n_bins))
+        self.frame[2] = 1.0
+        self.lazy.n = n
+        self.lazy.member = <_lazy.Member *> address(self.members)
+        self.lazy.order = <const int32_t *> address(bins.order)
+        self.lazy.first = <const int64_t *> address(bins.first)
+        self.lazy.n_bins = n_bins
+        self.lazy.n_wide = bins.n_wide
+        self.lazy.centre = <const double *> address(bins.centre)
+        self.lazy.half = <const double *> address(bins.half)
+        self.lazy.shift = <double *> address(self.frame[0])
+        self.lazy.tau = <double *> address(self.frame[1])
+        self.lazy.factor = <double *> address(self.frame[2])
+        self.lazy.trial = <double *> address(self.frame[3])
+        self.lazy.moment = <double *> address(self.frame[4])
+        self.lazy.past = <double *> address(self.frame[4 + _lazy.N_MOMENTS])
+        self.lazy.since = 0
+        self.lazy.threshold = threshold
+        self.lazy.refresh = refresh
+        self.lazy.counters = self.counters
+        with nogil:
+            _lazy.refresh(&self.lazy, 0)
+        self.counts[:] = 0
+
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+        cdef int64_t k
+        cdef int code
+        for k in range(n):
+            code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
+                              self.V, self.lam)
+            if code != _kkt.OK:
+                return code
+        return _kkt.OK
+
+    def _fraction(self):
+        """f_i = x_i / z_i as a logarithm, for every pair."""
+        b = self.members["bin"]
+        return -(self.frame[0][b] + self.members["d"] * self.frame[1][b])
+
+    @property
+    def log_x(self):
+        """Logarithm of the present x."""
+        return self.members["log_z"] + self._fraction()
+
+    @property
+    def x(self):
+        """The present x, one entry a coordinate."""
+        return np.exp(self.log_x)
+
+    @property
+    def x_sum(self):
+        """The sum of x over the iterates before each step taken."""
+        members, b = self.members, self.members["bin"]
+        past = np.zeros(len(members))
+        for row in self.frame[:3 + _lazy.N_MOMENTS:-1]:
+            past *= members["d"]
+            past += row[b]
+        quiet = self.n_steps - self.lazy.since
+        return members["acc"] + (members["low"] + members["z"] * past) + quiet * self.x
+
+    @property
+    def kept_sums(self):
+        """(sum x, sum c x) as kept by increments."""
+        return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
+
+
+# ---------------------------------------------------------------------------------------------------- kernels
+
+def x_update(log_x, c, double log_cap, int64_t j, double step, double B1, double B2):
+    """Solve one x-update: argmin of -step x_j + KL(x || exp(log_x)) over x_j <= cap, sum x <= B1, sum c x <= B2."""
+    new = np.array(log_x, dtype=np.float64)
+    x_values, c = np.exp(new), np.ascontiguousarray(c, dtype=np.float64)
+    cdef _kkt.Update u
+    find(new, x_values, c, log_cap, j, step, B1, B2, &u)
+    if u.kind > 1:      # a - 0.0 would be harmless but for its sign
+        new -= u.alpha + c * u.beta
+    new[j] = u.log_x
+    return XUpdate(new, u.alpha, u.beta, u.kind, bool(u.capped), u.iterations, u.code)
+
+
+def find_root(log_x, c, double log_cap, int64_t j, double step, double B1, double B2):
+    """The multipliers of an x-update alone: what its root finder costs."""
+    cdef _kkt.Update u
+    find(log_x, np.exp(log_x), c, log_cap, j, step, B1, B2, &u)
+    return Root(u.alpha, u.beta, u.iterations, u.code)
+
+
+cdef int find(object log_x, object x_values, object c, double log_cap, int64_t j, double step, double B1, double B2,
+              _kkt.Update *u) except -1:
+    cdef _eager.Eager e
+    cdef _kkt.Pair pair
+    cdef double c_min = np.min(c)
+    e.n = len(log_x)
+    e.log_x = <double *> address(log_x)
+    e.x = <double *> address(x_values)
+    e.c = <const double *> address(c)
+    e.j = j
+    pair.c = e.c[j]
+    pair.log_cap = log_cap
+    pair.log_free = e.log_x[j] + step
+    with nogil:
+        _kkt.solve(&pair, B1, B2, c_min, _eager.moments_at, &e, u)
+    return 0
+
+
+def lam_update(log_lam, const double[::1] u, double shift, double weight, double rate, double radius):
+    """One entropic step of lam; returns (log lam, lam)."""
+    rows = np.zeros(len(log_lam), dtype=MULTIPLIER_DTYPE)
+    rows["log"] = log_lam
+    rows["lam"] = np.exp(log_lam)
+    cdef _duals.Multiplier *lam = <_duals.Multiplier *> address(rows)
+    cdef int64_t n = len(log_lam)
+    with nogil:
+        _duals.update_lam(lam, n, &u[0], shift, weight, rate, radius)
+    return rows["log"].copy(), rows["lam"].copy()
+
+
+def V_update(V, int64_t initial, int64_t s, int64_t s_next, double weight, double gamma, double rate, double radius):
+    """One projected step of V; returns the new V."""
+    rows = np.zeros(len(V), dtype=VALUE_DTYPE)
+    rows["v"] = V
+    cdef _duals.Value *values = <_duals.Value *> address(rows)
+    with nogil:
+        _duals.update_V(values, 1, initial, s, s_next, weight, gamma, rate, radius)
+    return rows["v"].copy()

@@ -1,0 +1,79 @@
+"""The two dual variables: V (Euclidean step, box) and lam (entropic step, simplex of radius R_L), with their averages.
+
+Averages count the starting point and not the point after the last update, so an entry's value is added to its sum
+just before it changes, once for every step it has stood.
+"""
+
+from libc.math cimport exp, log
+from libc.stdint cimport int64_t
+
+from _sums cimport Sum, add
+
+ctypedef struct Value:          # V of one state
+    double v
+    Sum sum                     # of V over the steps before `since`
+    int64_t since               # the step from which v has stood
+
+ctypedef struct Multiplier:     # lam of one utility
+    double log                  # master copy: a multiplier that decays to e^-1000 comes back when its gradient turns
+    double lam
+    Sum sum
+
+
+cdef inline double advantage(double r, const double *u, int64_t n, double V_s, double V_next, const Multiplier *lam,
+                             double gamma, double shift) noexcept nogil:
+    """r - V(s) + gamma V(s') + <u^kappa, lam>: mu_hat(s,a) times the only nonzero entry of g_x."""
+    cdef int64_t i
+    cdef double total = r - V_s + gamma * V_next
+    for i in range(n):
+        total += (u[i] - shift) * lam[i].lam
+    return total
+
+
+cdef inline void settle_value(Value *row, int64_t now) noexcept nogil:
+    """Bring the sum of one state up to the steps before `now`."""
+    if now > row.since:
+        add(&row.sum, row.v * <double> (now - row.since))
+        row.since = now
+
+
+cdef inline double clip(double v, double radius) noexcept nogil:
+    return radius if v > radius else (-radius if v < -radius else v)
+
+
+cdef inline void update_V(Value *V, int64_t now, int64_t initial, int64_t s, int64_t s_next, double weight,
+                          double gamma, double rate, double radius) noexcept nogil:
+    """V <- clip(V - rate (1[s0] + w (gamma 1[s'] - 1[s])), -R_V, R_V); the three states may coincide."""
+    settle_value(&V[initial], now)
+    settle_value(&V[s], now)
+    settle_value(&V[s_next], now)
+    V[initial].v -= rate
+    V[s_next].v -= rate * (weight * gamma)
+    V[s].v += rate * weight
+    V[initial].v = clip(V[initial].v, radius)
+    V[s_next].v = clip(V[s_next].v, radius)
+    V[s].v = clip(V[s].v, radius)
+
+
+cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double shift, double weight, double rate,
+                            double radius) noexcept nogil:
+    """lam <- lam exp(-rate w (u - shift)), scaled down to sum R_L if above."""
+    cdef int64_t i
+    cdef double total = 0.0, top = -1e308, scale
+    for i in range(n):
+        add(&lam[i].sum, lam[i].lam)
+        lam[i].log -= rate * (weight * (u[i] - shift))
+        if lam[i].log > top:
+            top = lam[i].log
+        lam[i].lam = exp(lam[i].log)
+        total += lam[i].lam
+    if total <= radius:
+        return
+    # The exponents may be beyond the range of exp, so the sum is taken relative to the largest.
+    total = 0.0
+    for i in range(n):
+        total += exp(lam[i].log - top)
+    scale = top + log(total / radius)
+    for i in range(n):
+        lam[i].log -= scale
+        lam[i].lam = exp(lam[i].log)

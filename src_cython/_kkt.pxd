@@ -1,0 +1,181 @@
+"""The x-update reduced to one unknown (appendix A of the paper).
+
+    x* = argmin  -step x_j + KL(x || y)   over   0 <= x,  x_j <= cap,  sum x <= B1,  sum c x <= B2
+
+With multipliers alpha, beta >= 0 of the two sums, every coordinate but j shrinks, x_i = y_i exp(-alpha - c_i beta), and
+x_j = min(cap, y_j exp(step - alpha - c_j beta)). For a given beta, the alpha that keeps sum x <= B1 has a closed form
+(`respond`), and G(beta) = sum c x at that alpha decreases: it is the slope of the dual function after maximising over
+alpha, and the dual is concave. So the four cases of the paper, capped or not, are one search:
+
+    G(0) <= B2: beta = 0       (case 1 if alpha = 0, else case 2)
+    otherwise:  G(beta) = B2   (case 3 if alpha = 0, else case 4)
+
+The caller provides the sums over i != j as a function of beta, so the same search serves a dense vector and binned moments.
+"""
+
+from libc.math cimport exp, fabs, isfinite, log, log1p
+
+cdef enum:
+    MAX_ITERATIONS = 200
+
+cdef enum Code:
+    OK = 0
+    NO_CONVERGENCE = 1      # MAX_ITERATIONS evaluations without reaching the tolerance
+    NOT_FINITE = 2          # a NaN or an infinity where none can be
+    OUT_OF_REACH = 3        # the sums cannot be evaluated that far from the present frame (binned sums only)
+
+cdef extern from *:
+    """
+    #define DPDL_TOLERANCE 1e-14
+    """
+    # Constraints hold to this relative accuracy: some dozens of roundings.
+    const double TOLERANCE "DPDL_TOLERANCE"
+
+ctypedef struct Pair:           # the sampled coordinate
+    double c                    # 1 / mu_hat
+    double log_cap
+    double log_free             # log(y_j exp(step)): where it would go alone
+
+ctypedef struct Moments:        # over i != j, at some beta
+    double s0                   # sum y_i exp(-c_i beta)
+    double s1                   # sum c_i y_i exp(-c_i beta)
+    double s2                   # sum c_i^2 y_i exp(-c_i beta)
+
+ctypedef struct Response:       # the best x for a given beta
+    double alpha
+    double x                    # of pair j
+    double log_x
+    bint capped
+    double weighted             # G = sum c x
+    double slope                # dG/dbeta, <= 0
+
+ctypedef struct Update:         # the solution
+    double alpha
+    double beta
+    double x
+    double log_x
+    bint capped
+    int kind                    # the paper's case, 1 .. 4
+    int iterations
+    int code
+
+# Fills the moments at beta; returns OK or OUT_OF_REACH.
+ctypedef int (*MomentsAt)(void *context, double beta, Moments *out) noexcept nogil
+
+
+cdef inline void respond(double log_free, double c, double log_cap, const Moments *m, double B1,
+                         Response *q) noexcept nogil:
+    """Close over alpha: the least alpha >= 0 with sum x <= B1, for log_free = log y_j + step - c_j beta."""
+    cdef double cap = exp(log_cap)
+    cdef double shrink, mean, log_s0
+    q.capped = log_free >= log_cap          # decided in logarithms: exp(log_free) may overflow
+    q.log_x = log_cap if q.capped else log_free
+    q.x = cap if q.capped else exp(log_free)
+    q.alpha = 0.0
+    if m.s0 + q.x <= B1 * (1.0 + TOLERANCE):
+        q.weighted = m.s1 + c * q.x
+        q.slope = -m.s2 if q.capped else -m.s2 - c * (c * q.x)
+        return
+    if q.capped and cap < B1:
+        q.alpha = log(m.s0 / (B1 - cap))
+        if log_free - q.alpha >= log_cap:
+            shrink = exp(-q.alpha)
+            q.weighted = shrink * m.s1 + c * cap
+            q.slope = -shrink * (m.s2 - m.s1 * (m.s1 / m.s0))
+            return
+    # Free: x_j : s0 share B1 in proportion exp(log_free) : s0; the larger one goes into the logarithm first.
+    q.capped = False
+    log_s0 = log(m.s0) if m.s0 > 0.0 else -1e308
+    if log_free > log_s0:
+        q.alpha = log_free + log1p(m.s0 * exp(-log_free)) - log(B1)
+        q.x = B1 / (1.0 + m.s0 * exp(-log_free))
+        q.log_x = log(q.x)
+    else:
+        q.alpha = log_s0 + log1p(exp(log_free) / m.s0) - log(B1)
+        q.log_x = log_free - q.alpha
+        q.x = exp(q.log_x)
+    shrink = exp(-q.alpha)
+    q.weighted = shrink * m.s1 + c * q.x
+    mean = q.weighted / B1
+    q.slope = -(shrink * (m.s2 - mean * (2.0 * m.s1 - mean * m.s0)) + (c - mean) * ((c - mean) * q.x))
+
+
+cdef inline void settle(Update *u, const Response *q, double beta, int iterations, int code) noexcept nogil:
+    u.alpha = q.alpha
+    u.beta = beta
+    u.x = q.x
+    u.log_x = q.log_x
+    u.capped = q.capped
+    u.kind = (3 if beta > 0.0 else 1) + (1 if q.alpha > 0.0 else 0)
+    u.iterations = iterations
+    u.code = code
+
+
+cdef inline void solve(const Pair *j, double B1, double B2, double c_min, MomentsAt moments_at, void *context,
+                       Update *u) noexcept nogil:
+    """Find the multipliers; c_min is a lower bound of all c.
+
+    Newton on log(G - fixed) = log(B2 - fixed), `fixed` being the part of G that a capped j holds. Where alpha = 0 that
+    function is convex and decreasing, so Newton from the left climbs to the root without overshooting.
+
+    Invariant of the loop: G(origin + low) > B2 >= G(origin + high); the root lies in (low, high]. A Newton step that
+    leaves the bracket, or a slope without meaning, is replaced by bisection. beta is kept as origin + offset because
+    near the point where j leaves its cap, c_j beta cancels against a step that may be 10^6: measuring from that
+    point (`leave`) keeps x_j exact.
+    """
+    cdef Moments m
+    cdef Response q
+    cdef double log_free = j.log_free           # at the origin
+    cdef double leave = (j.log_free - j.log_cap) / j.c      # where j leaves its cap if alpha = 0
+    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, target, step
+    cdef int iteration, code
+
+    code = moments_at(context, 0.0, &m)
+    respond(log_free, j.c, j.log_cap, &m, B1, &q)
+    if code != OK or q.weighted <= B2 * (1.0 + TOLERANCE):
+        settle(u, &q, 0.0, 0, code)
+        return
+    if not isfinite(q.weighted):
+        settle(u, &q, 0.0, 0, NOT_FINITE)
+        return
+    # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
+    high = log1p((m.s1 + j.c * exp(j.log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
+    if leave > 0.0:
+        high += leave
+
+    for iteration in range(1, MAX_ITERATIONS + 1):
+        target = B2 - j.c * q.x if q.capped else B2
+        step = -1.0
+        if target <= 0.0:                       # no root while j is capped
+            step = leave - origin - offset
+        elif q.slope < 0.0:
+            step = log1p((q.weighted - B2) / target) * ((q.weighted - B2 + target) / -q.slope)
+        offset = offset + step
+        if low < leave - origin < offset:       # do not step over the kink
+            offset = leave - origin
+        if not low < offset < high:
+            offset = 0.5 * (low + high)
+            if not low < offset < high:         # neighbouring numbers: take the feasible one
+                offset = high
+        code = moments_at(context, origin + offset, &m)
+        if code != OK:
+            settle(u, &q, origin + offset, iteration, code)
+            return
+        respond(log_free - j.c * offset, j.c, j.log_cap, &m, B1, &q)
+        if not isfinite(q.weighted):
+            settle(u, &q, origin + offset, iteration, NOT_FINITE)
+            return
+        if fabs(q.weighted - B2) <= TOLERANCE * B2 or offset == high:
+            settle(u, &q, origin + offset, iteration, OK)
+            return
+        if q.weighted > B2:
+            low = offset
+        else:
+            high = offset
+        if low == leave - origin > 0.0:         # the root lies beyond: measure from here on
+            log_free = j.log_cap
+            high -= low
+            low = 0.0
+            offset = 0.0
+            origin = leave
+    settle(u, &q, origin + offset, iteration, NO_CONVERGENCE)

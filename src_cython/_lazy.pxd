@@ -1,0 +1,366 @@
+"""The lazy frame: x without touching every pair when every pair moves.
+
+All coordinates but the sampled one move by a factor exp(-alpha - c_i beta) that depends on c_i alone. So pairs are sorted
+by c into bins, and a bin carries the factor for its members. With bin centre c_b, half-width h_b and
+d_i = (c_i - c_b)/h_b in [-1, 1],
+
+    x_i = z_i exp(-shift_b - d_i tau_b),    shift_b = sum (alpha + c_b beta),    tau_b = sum h_b beta
+
+over the steps since the bin was last rebased. Only the sampled pair's z ever changes. Sums over a bin come from moments:
+
+    sum_{i in b} d_i^p x_i = exp(-shift_b) sum_k (-tau_b)^k / k!  m_{b,k+p},    m_{b,k} = sum_{i in b} z_i d_i^k.
+
+Five operations keep this true, each O(1) or O(bins):
+
+    touch     one pair's z changes                      -> its bin's moments, its accumulator
+    shift     all pairs but one move                    -> every bin's shift and tau
+    sums      sum c^p x at a further shift beta         <- moments (this is what the root finder asks for)
+    rebase    fold a bin's factor into its members' z   O(members), when tau_b passes THRESHOLD
+    refresh   rebase all bins, recompute kept sums      O(pairs), every `refresh` steps
+
+Accuracy. Series are cut after k = DEGREE. tau_b <= THRESHOLD when a step begins, and `sums` answers OUT_OF_REACH beyond
+REACH, so the remainder is below REACH^DEGREE / DEGREE! = 2e-14 of the bin's sum, and below 2e-16 in all steps but those
+that jump. Moments gather one rounding a touch: at most refresh * 2^-53 of their largest value between two refreshes.
+Kept totals are compensated, and are re-derived from the moments at every shift.
+
+Averages. sum_t x_i^t = acc_i + z_i P_i with P_i = sum_k d_i^k q_{b,k} + quiet f_i, where q_{b,k} gathers
+exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift, quiet counts the steps since, f_i = x_i / z_i. When z_i
+changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b.
+"""
+
+from libc.math cimport exp
+from libc.stdint cimport int32_t, int64_t
+
+from _duals cimport Multiplier, Value, advantage, update_lam, update_V
+from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, solve
+from _model cimport Counters, Head, Model, utilities
+from _sums cimport Sum, add, reset, value
+
+cdef enum:
+    DEGREE = 12
+    N_MOMENTS = 13      # DEGREE + 1
+
+cdef extern from *:
+    """
+    #define DPDL_REACH 0.375
+    static const double dpdl_inverse[14] = {0.0, 1.0, 1.0 / 2, 1.0 / 3, 1.0 / 4, 1.0 / 5, 1.0 / 6, 1.0 / 7, 1.0 / 8,
+                                            1.0 / 9, 1.0 / 10, 1.0 / 11, 1.0 / 12, 1.0 / 13};
+    """
+    const double REACH "DPDL_REACH"
+    const double *INVERSE "dpdl_inverse"     # 1 / k
+
+ctypedef struct Member:         # one pair, one cache line
+    double log_z                # master copy: x may fall to e^-5000 and come back
+    double z                    # exp(log_z)
+    Sum acc                     # part of sum_t x that no longer depends on z
+    double c                    # 1 / mu_hat
+    double log_cap
+    double d                    # position in its bin, -1 .. 1
+    int32_t state
+    int32_t bin
+
+ctypedef struct Lazy:
+    int64_t n                   # pairs
+    Member *member
+    const int32_t *order        # pairs by bin
+    const int64_t *first        # bin b holds order[first[b]] .. order[first[b + 1] - 1]
+    int64_t n_bins
+    int64_t n_wide              # the bins before this one have h > 0, all others hold one value of c
+    const double *centre
+    const double *half
+    double *shift
+    double *tau
+    double *factor              # exp(-shift)
+    double *moment              # m[k * n_bins + b]
+    double *past                # q[k * n_bins + b]
+    double *trial               # exp(-c_b beta), workspace of sums
+    int64_t since               # the step of the last shift or rebase of all: quiet = now - since
+    Sum total                   # sum x
+    Sum weighted                # sum c x
+    double squared              # sum c^2 x, only as good as a slope needs
+    double threshold
+    int64_t refresh
+    Counters *counters
+    # The sampled pair's old share, which sums leave out.
+    double x_old
+    double c_old
+    bint exact                  # whether `sums` adds up the pairs themselves
+
+
+cdef inline double fraction(const Lazy *f, const Member *i) noexcept nogil:
+    """f_i = x_i / z_i."""
+    cdef double tau = f.tau[i.bin]
+    if tau == 0.0 or i.d == 0.0:
+        return f.factor[i.bin]
+    return f.factor[i.bin] * exp(-i.d * tau)
+
+
+cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
+    """sum_k d_i^k q_{b,k}: the sum of f_i over the steps before the last shift."""
+    cdef const double *q = f.past + i.bin
+    cdef double p
+    cdef int k
+    if i.bin >= f.n_wide:
+        return q[0]
+    p = q[DEGREE * f.n_bins]
+    for k in range(DEGREE - 1, -1, -1):
+        p = p * i.d + q[k * f.n_bins]
+    return p
+
+
+cdef inline void add_to_moments(Lazy *f, const Member *i, double dz) noexcept nogil:
+    cdef double *m = f.moment + i.bin
+    cdef int k
+    m[0] += dz
+    if i.bin < f.n_wide:
+        for k in range(1, N_MOMENTS):
+            dz *= i.d
+            m[k * f.n_bins] += dz
+
+
+cdef inline void touch(Lazy *f, Member *i, double log_z, double z, double frac, int64_t now) noexcept nogil:
+    """Give a pair a new z. Invariant: acc + z P is the sum of x over the steps before `now`."""
+    cdef double dz = z - i.z
+    add(&i.acc, -dz * (past_of(f, i) + frac * <double> (now - f.since)))
+    add_to_moments(f, i, dz)
+    i.log_z = log_z
+    i.z = z
+
+
+cdef inline void sums_of_bins(Lazy *f, double beta, Moments *m) noexcept nogil:
+    """sum c^p x exp(-c beta), p = 0, 1, 2, over all pairs; leaves exp(-c_b beta) in `trial`."""
+    cdef int64_t b, n = f.n_bins
+    cdef int k
+    cdef double p0, p1, p2, t, h, c, weight
+    cdef double s0 = 0.0, s1 = 0.0, s2 = 0.0
+    for b in range(n):
+        f.trial[b] = exp(-f.centre[b] * beta) if beta != 0.0 else 1.0
+    for b in range(f.n_wide):
+        t = -(f.tau[b] + f.half[b] * beta)
+        # p_q = sum_k t^k / k! m_{k+q}, by Horner.
+        p0 = f.moment[DEGREE * n + b]
+        p1 = p0
+        p2 = p0
+        p0 = f.moment[(DEGREE - 1) * n + b] + p0 * (t * INVERSE[DEGREE])
+        p1 = f.moment[(DEGREE - 1) * n + b] + p1 * (t * INVERSE[DEGREE - 1])
+        p0 = f.moment[(DEGREE - 2) * n + b] + p0 * (t * INVERSE[DEGREE - 1])
+        for k in range(DEGREE - 2, 0, -1):
+            p2 = f.moment[(k + 1) * n + b] + p2 * (t * INVERSE[k])
+            p1 = f.moment[k * n + b] + p1 * (t * INVERSE[k])
+            p0 = f.moment[(k - 1) * n + b] + p0 * (t * INVERSE[k])
+        h = f.half[b]
+        c = f.centre[b]
+        weight = f.factor[b] * f.trial[b]
+        s0 += weight * p0
+        s1 += weight * (c * p0 + h * p1)
+        s2 += weight * (c * (c * p0 + 2.0 * h * p1) + h * (h * p2))
+    for b in range(f.n_wide, n):
+        c = f.centre[b]
+        weight = f.factor[b] * f.trial[b] * f.moment[b]
+        s0 += weight
+        s1 += c * weight
+        s2 += c * (c * weight)
+    m.s0 = s0
+    m.s1 = s1
+    m.s2 = s2
+
+
+cdef inline void sums_of_pairs(Lazy *f, double beta, Moments *m) noexcept nogil:
+    """The same by direct summation, for a beta that the series do not reach; every bin must be freshly rebased."""
+    cdef int64_t k
+    cdef Member *i
+    cdef double x
+    m.s0 = m.s1 = m.s2 = 0.0
+    for k in range(f.n):
+        i = &f.member[k]
+        x = exp(i.log_z - i.c * beta)
+        m.s0 += x
+        m.s1 += i.c * x
+        m.s2 += i.c * (i.c * x)
+
+
+cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
+    """What the root finder asks for: sums over all pairs but the sampled one, shifted by beta."""
+    cdef Lazy *f = <Lazy *> context
+    cdef int64_t b
+    cdef double x_old = f.x_old
+    if beta == 0.0:
+        m.s0 = value(&f.total)
+        m.s1 = value(&f.weighted)
+        m.s2 = f.squared
+    elif f.exact:
+        sums_of_pairs(f, beta, m)
+    else:
+        for b in range(f.n_wide):
+            if f.tau[b] + f.half[b] * beta > REACH:
+                return OUT_OF_REACH
+        sums_of_bins(f, beta, m)
+    if beta != 0.0:
+        x_old *= exp(-f.c_old * beta)
+    # The difference may round below zero when the sampled pair holds everything.
+    m.s0 = m.s0 - x_old if m.s0 > x_old else 0.0
+    m.s1 = m.s1 - f.c_old * x_old if m.s1 > f.c_old * x_old else 0.0
+    m.s2 = m.s2 - f.c_old * (f.c_old * x_old) if m.s2 > f.c_old * (f.c_old * x_old) else 0.0
+    return OK
+
+
+cdef inline void settle(Lazy *f, int64_t now) noexcept nogil:
+    """Bring q up to the steps before `now`. Invariant: quiet = now - since = 0 afterwards."""
+    cdef int64_t b, n = f.n_bins
+    cdef int k
+    cdef double term, quiet = <double> (now - f.since)
+    if now == f.since:
+        return
+    for b in range(n):
+        f.past[b] += quiet * f.factor[b]
+    for b in range(f.n_wide):
+        term = quiet * f.factor[b]
+        for k in range(1, N_MOMENTS):
+            term *= -f.tau[b] * INVERSE[k]
+            f.past[k * n + b] += term
+    f.since = now
+
+
+cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
+    """Fold the factor of a bin into its members' z and start its moments afresh; q must be settled.
+
+    Invariant: x and acc + z P of every member are the same before and after.
+    """
+    cdef int64_t k, n = f.n_bins
+    cdef int p
+    cdef Member *i
+    for p in range(N_MOMENTS):
+        f.moment[p * n + b] = 0.0
+    for k in range(f.first[b], f.first[b + 1]):
+        i = &f.member[f.order[k]]
+        add(&i.acc, i.z * past_of(f, i))
+        i.log_z -= f.shift[b] + i.d * f.tau[b]
+        i.z = exp(i.log_z)
+        add_to_moments(f, i, i.z)
+    for p in range(N_MOMENTS):
+        f.past[p * n + b] = 0.0
+    f.shift[b] = 0.0
+    f.tau[b] = 0.0
+    f.factor[b] = 1.0
+    f.counters.rebases += 1
+
+
+cdef inline void rebase_all(Lazy *f, int64_t now) noexcept nogil:
+    cdef int64_t b
+    settle(f, now)
+    for b in range(f.n_bins):
+        rebase(f, b)
+
+
+cdef inline void keep(Lazy *f, const Moments *m) noexcept nogil:
+    reset(&f.total, m.s0)
+    reset(&f.weighted, m.s1)
+    f.squared = m.s2
+
+
+cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
+    """Rebase every bin and recompute the kept sums from the pairs."""
+    cdef Sum total, weighted
+    cdef int64_t k
+    cdef Member *i
+    rebase_all(f, now)
+    reset(&total, 0.0)
+    reset(&weighted, 0.0)
+    f.squared = 0.0
+    for k in range(f.n):
+        i = &f.member[k]
+        add(&total, i.z)
+        add(&weighted, i.c * i.z)
+        f.squared += i.c * (i.c * i.z)
+    f.total = total
+    f.weighted = weighted
+    f.counters.refreshes += 1
+
+
+cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept nogil:
+    """Shift all pairs by exp(-alpha - c beta), and rebase the bins that went past the threshold."""
+    cdef int64_t b
+    settle(f, now)
+    for b in range(f.n_bins):
+        f.shift[b] += alpha + f.centre[b] * beta
+        f.factor[b] = exp(-f.shift[b])
+    for b in range(f.n_wide):
+        f.tau[b] += f.half[b] * beta
+    for b in range(f.n_bins):
+        # A long shift is harmless to the series, but acc + z P then cancels: P still holds the factors from before.
+        if f.tau[b] > f.threshold or f.shift[b] > 4.0 * f.threshold:
+            rebase(f, b)
+
+
+cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, double frac, double step,
+                         int64_t now) noexcept nogil:
+    """x <- argmin over X of -<g_x, x> + (alpha_x/eta) KL(x || x_old), g_x being zero but at j; frac = x_old / z_j."""
+    cdef Pair pair
+    cdef Update u
+    cdef Moments after
+    cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z
+    cdef bint capped = log_z - lift >= j.log_cap
+
+    # Case 1, from the kept sums: nothing but pair j moves.
+    if capped:
+        log_z = j.log_cap + lift
+    z = exp(log_z)
+    x_new = z * frac
+    if (value(&f.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
+            and value(&f.weighted) + j.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
+        touch(f, j, log_z, z, frac, now)
+        add(&f.total, x_new)
+        add(&f.total, -x_old)
+        add(&f.weighted, j.c * x_new)
+        add(&f.weighted, -j.c * x_old)
+        f.squared += j.c * (j.c * (x_new - x_old))
+        f.counters.cases[0] += 1
+        f.counters.capped += capped
+        return OK
+
+    pair.c = j.c
+    pair.log_cap = j.log_cap
+    pair.log_free = j.log_z - lift + step
+    f.x_old = x_old
+    f.c_old = j.c
+    f.exact = False
+    solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
+    if u.code == OUT_OF_REACH:
+        rebase_all(f, now)
+        f.exact = True
+        solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
+    if u.code != OK:
+        return u.code
+    move(f, u.alpha, u.beta, now)
+    if f.exact:
+        rebase_all(f, now)
+    log_z = u.log_x + f.shift[j.bin] + j.d * f.tau[j.bin]
+    touch(f, j, log_z, exp(log_z), fraction(f, j), now)
+    sums_of_bins(f, 0.0, &after)
+    keep(f, &after)
+    f.counters.cases[u.kind - 1] += 1
+    f.counters.capped += u.capped
+    f.counters.iterations += u.iterations
+    return OK
+
+
+cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Value *V,
+                     Multiplier *lam) noexcept nogil:
+    """One iteration of algorithm 1; all gradients are taken at the old iterate."""
+    cdef const double *u = utilities(h)
+    cdef Member *j = &f.member[h.pair]
+    cdef int64_t s = j.state, s_next = h.s_next
+    cdef int64_t now = f.counters.steps + 1         # the old iterate counts in every average up to this step
+    cdef double frac = fraction(f, j)
+    cdef double x_old = j.z * frac
+    cdef double weight = j.c * x_old                # w = x(s,a) / mu_hat(s,a)
+    cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, V[s_next].v, lam, m.gamma, m.shift)
+    cdef int code = update_x(f, m, j, x_old, frac, m.rate_x * g_x, now)
+    if code != OK:
+        return code
+    update_V(V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
+    update_lam(lam, m.n_utilities, u, m.shift, weight, m.rate_lam, m.radius_lam)
+    f.counters.steps = now
+    if now % f.refresh == 0:
+        refresh(f, now)
+    return OK

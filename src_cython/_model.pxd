@@ -1,0 +1,44 @@
+"""What a run reads and never changes: the packed log and the constants of the step."""
+
+from libc.stdint cimport int32_t, int64_t
+
+# One logged transition, as packed by dpdl.dataset: 16 + 8 I bytes, so that a sampled record is one cache line.
+#     int32 pair    coordinate of (s, a) among the pairs that the run keeps
+#     int32 s_next
+#     double r
+#     double u[I]
+ctypedef packed struct Head:
+    int32_t pair
+    int32_t s_next
+    double r
+
+ctypedef struct Model:
+    const char *records
+    int64_t stride              # bytes of one record
+    int64_t n_utilities
+    double gamma
+    double shift                # (1 - gamma) kappa: u^kappa = u - shift
+    double rate_V               # eta / alpha_V
+    double rate_lam             # eta / alpha_lam
+    double rate_x               # eta / alpha_x
+    double radius_V             # R_V
+    double radius_lam           # R_L
+    double B1                   # bound of sum x
+    double B2                   # bound of sum x / mu_hat
+    double c_min                # least 1 / mu_hat of all pairs
+
+ctypedef struct Counters:
+    int64_t steps
+    int64_t[4] cases            # steps in each case of the x-update
+    int64_t capped              # steps that left the sampled pair at its cap
+    int64_t iterations          # evaluations of the root finder
+    int64_t refreshes           # full recomputations of the kept sums
+    int64_t rebases             # bins whose factor was folded into their members (lazy core only)
+
+
+cdef inline const Head *head(const Model *m, int64_t record) noexcept nogil:
+    return <const Head *> (m.records + record * m.stride)
+
+
+cdef inline const double *utilities(const Head *h) noexcept nogil:
+    return <const double *> (<const char *> h + sizeof(Head))

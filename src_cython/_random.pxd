@@ -1,0 +1,103 @@
+"""Random draws from the caller's bit generator: bounded integers, the order of the log, initial states.
+
+Nothing here depends on the iterate, so draws can be made in blocks ahead of the step that uses them; each step takes
+its draws in the same order (record, then initial state), so the stream does not depend on how steps are grouped.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from numpy.random cimport bitgen_t
+
+cdef extern from *:
+    """
+    /* The high and low halves of a 64 x 64 bit product. */
+    #if defined(__SIZEOF_INT128__)
+    static inline unsigned long long dpdl_mul_high(unsigned long long a, unsigned long long b,
+                                                   unsigned long long *low) {
+        unsigned __int128 product = (unsigned __int128)a * b;
+        *low = (unsigned long long)product;
+        return (unsigned long long)(product >> 64);
+    }
+    #else
+    static inline unsigned long long dpdl_mul_high(unsigned long long a, unsigned long long b,
+                                                   unsigned long long *low) {
+        unsigned long long a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
+        unsigned long long p00 = a0 * b0, p01 = a0 * b1, p10 = a1 * b0, p11 = a1 * b1;
+        unsigned long long middle = (p00 >> 32) + (p01 & 0xffffffffu) + (p10 & 0xffffffffu);
+        *low = (middle << 32) | (p00 & 0xffffffffu);
+        return p11 + (p01 >> 32) + (p10 >> 32) + (middle >> 32);
+    }
+    #endif
+    #if defined(__GNUC__)
+    #define dpdl_prefetch(address) __builtin_prefetch((address), 1)
+    #else
+    #define dpdl_prefetch(address) ((void)0)
+    #endif
+    """
+    uint64_t dpdl_mul_high(uint64_t a, uint64_t b, uint64_t *low) noexcept nogil
+    void dpdl_prefetch(const void *address) noexcept nogil
+
+cdef enum Order:
+    REPLACEMENT = 0     # independent draws: the synchronous theorem
+    SHUFFLE = 1         # epochs without replacement
+    TRAJECTORY = 2      # the log's own order: the asynchronous theorem
+
+ctypedef struct Draws:
+    bitgen_t *bits
+    int order
+    int64_t n_records
+    int64_t position        # in the epoch (shuffle) or in the log (trajectory)
+    int32_t *permutation    # of the records, shuffle only
+    # Vose's alias table of the initial distribution, over its support.
+    int64_t n_initial
+    const double *keep
+    const int32_t *alias
+    const int32_t *initial
+
+
+cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
+    """A uniform integer in 0 .. n - 1 by multiplication and rejection (Lemire 2019): exact, never modulo-biased."""
+    cdef uint64_t low, high, threshold
+    if n <= 1:
+        return 0
+    high = dpdl_mul_high(bits.next_uint64(bits.state), n, &low)
+    if low < n:
+        threshold = (0 - n) % n     # 2^64 mod n: the size of the incomplete last interval
+        while low < threshold:
+            high = dpdl_mul_high(bits.next_uint64(bits.state), n, &low)
+    return high
+
+
+cdef inline int64_t next_record(Draws *d) noexcept nogil:
+    cdef int64_t k, j
+    cdef int32_t chosen
+    if d.order == REPLACEMENT:
+        return <int64_t> bounded(d.bits, <uint64_t> d.n_records)
+    k = d.position
+    d.position = 0 if k + 1 == d.n_records else k + 1
+    if d.order == TRAJECTORY:
+        return k
+    # Fisher-Yates, one exchange a step: a uniform permutation stays uniform when it is shuffled again,
+    # so an epoch starts from whatever the last one left.
+    j = k + <int64_t> bounded(d.bits, <uint64_t> (d.n_records - k))
+    chosen = d.permutation[j]
+    d.permutation[j] = d.permutation[k]
+    d.permutation[k] = chosen
+    return chosen
+
+
+cdef inline int32_t next_initial(Draws *d) noexcept nogil:
+    cdef int64_t k
+    if d.n_initial == 1:
+        return d.initial[0]
+    k = <int64_t> bounded(d.bits, <uint64_t> d.n_initial)
+    if d.bits.next_double(d.bits.state) >= d.keep[k]:
+        k = d.alias[k]
+    return d.initial[k]
+
+
+cdef inline void fill(Draws *d, int64_t *records, int32_t *initial, int64_t n) noexcept nogil:
+    """The draws of the next n steps."""
+    cdef int64_t k
+    for k in range(n):
+        records[k] = next_record(d)
+        initial[k] = next_initial(d)
