@@ -1,1 +1,35 @@
-"""dpdl."""
+"""Learn a safe policy from logged data.
+
+Tabular constrained MDPs, seen only through a fixed log of transitions: DPDL, a stochastic primal-dual mirror
+descent-ascent with deviation control (Chen, Zhang & Wen, "A Near-Optimal Primal-Dual Method for Off-Policy Learning in
+CMDP", 2022).
+"""
+
+from . import exact, instances, policy, theory
+from .cmdp import CMDP
+from .dataset import Dataset, Units
+from .learning import learn
+from .premises import Premise
+from .reference import Reference, estimate_reference
+from .result import Point, Result, Status
+from .settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CMDP",
+    "Dataset",
+    "Point",
+    "Premise",
+    "Reference",
+    "Result",
+    "Settings",
+    "Status",
+    "Units",
+    "estimate_reference",
+    "exact",
+    "instances",
+    "learn",
+    "policy",
+    "theory",
+]

@@ -38,6 +38,8 @@ TOLERANCE = 1e-9
 #: HiGHS drops matrix entries below this, so a pair whose cap is smaller is left out: it could hold no more
 #: than that.
 SMALLEST_CAP = 1e-9
+#: With more flow rows than this the interior-point method (with crossover) is quicker than the simplex method.
+_SIMPLEX_ROWS = 500
 _OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
@@ -157,6 +159,7 @@ def minimise(
     and its multipliers are y: the simplex method then walks from value function to value function, as policy
     iteration does, and needs a fraction of the time. The primal program is there for when that fails.
     """
+    method = "highs-ds" if len(equal[1]) <= _SIMPLEX_ROWS else "highs-ipm"
     E, b = sp.csc_array(equal[0]), equal[1]
     G, h = sp.csc_array(sp.vstack([sp.csr_array(block) for block in at_most[0]])), np.concatenate(at_most[1])
     capped = np.flatnonzero(np.isfinite(upper))
@@ -167,13 +170,13 @@ def minimise(
         A_ub=sp.csc_array(sp.hstack([E.T, -G.T, -caps])),
         b_ub=cost,
         bounds=np.column_stack([signs, np.full(len(signs), np.inf)]),
-        method="highs-ds",
+        method=method,
         options=_OPTIONS,
     )
     if dual.status == 0:
         return np.maximum(-dual.ineqlin.marginals, 0)
     bounds = np.column_stack([np.zeros(len(cost)), upper])
-    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method="highs-ds", options=_OPTIONS)
+    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=method, options=_OPTIONS)
     return np.asarray(primal.x) if primal.status == 0 else None
 
 

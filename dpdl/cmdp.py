@@ -258,10 +258,10 @@ def _transitions(P: Any) -> tuple[sp.csr_array, int, int]:
     if sp.issparse(P):
         if P.dtype.kind not in "fiu":
             raise TypeError(f"P must hold real numbers, got dtype {P.dtype}")
+        if P.ndim != 2 or 0 in P.shape or P.shape[0] % P.shape[1]:
+            raise ValueError(f"P must have shape (S*A, S), got {P.shape}")
         matrix = sp.csr_array(P, dtype=np.float64, copy=True)
-        n_states = matrix.shape[1]
-        if n_states == 0 or matrix.shape[0] == 0 or matrix.shape[0] % n_states:
-            raise ValueError(f"P must have shape (S*A, S), got {matrix.shape}")
+        n_states = P.shape[1]
     else:
         array = check.numbers_array("P", P, shape=(None, None, None))
         n_states = array.shape[0]

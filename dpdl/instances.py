@@ -8,7 +8,6 @@ divides its trips among the routes.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +22,13 @@ Array = NDArray[np.float64]
 
 _MAP = (
     ".........",
-    ".#######.",
-    "..~~~~~..",
-    ".#.###.#.",
+    "..#####..",
+    ".~~~~~~~.",
+    "..#####..",
     "S.^^^^^.G",
     "..^^^^^..",
 )
-_MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
+_MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: a turn is one place further
 
 
 def garnet(
@@ -63,10 +62,10 @@ def garnet(
 
     Notes
     -----
-    A raw utility is noise less half the reward. A reference policy, half of the time the action of largest mean raw
-    utility and half of the time any action, is evaluated exactly; then each utility is shifted and scaled into [-1, 1] so
-    that the reference earns just `slater`. What earns reward costs utility, so the unconstrained optimum as a rule breaks
-    the constraints unless `slater` is large.
+    A raw utility is noise less half the reward. A reference policy, which takes the action of largest mean raw utility
+    with probability 0.8 and any action otherwise, is evaluated exactly; then each utility is shifted and scaled into
+    [-1, 1] so that the reference earns just `slater`. What earns reward costs utility, so the unconstrained optimum
+    breaks the constraints as a rule, unless `slater` is large.
 
     Examples
     --------
@@ -84,8 +83,8 @@ def garnet(
     reward = rng.random((n_states, n_actions))
     raw = rng.random((n_utilities, n_states, n_actions)) - 0.5 * reward
     rho0 = np.full(n_states, 1 / n_states)
-    reference = np.full(reward.shape, 0.5 / n_actions)
-    reference[np.arange(n_states), raw.sum(axis=0).argmax(axis=1)] += 0.5
+    reference = np.full(reward.shape, 0.2 / n_actions)
+    reference[np.arange(n_states), raw.sum(axis=0).argmax(axis=1)] += 0.8
     occupancy = CMDP(P, reward, raw[:0], gamma, rho0).evaluate(reference).occupancy
     centred = raw - (1 - gamma) * np.einsum("isa,sa->i", raw, occupancy)[:, None, None]
     largest = abs(centred).max(axis=(1, 2), keepdims=True)
@@ -131,40 +130,158 @@ class GridWorld:
         return "\n".join("".join(row) for row in self._characters())
 
     def picture(self, policy: ArrayLike) -> str:
-        """Draw the likeliest action of each cell, walls as ``#``, start and goal as ``S`` and ``G``.
+        """Draw the likeliest action of each cell: ``·`` where several are, ``#`` for walls, ``S`` and ``G``.
 
         Examples
         --------
         >>> grid = hazard_gridworld()
-        >>> print(grid.picture(grid.cmdp.unconstrained().solve().policy).splitlines()[4])
-        S→→→→→→→G
+        >>> print(grid.picture(grid.behaviour(hasty=0.0, careful=1.0)))
+        →→→→→→→·↓
+        ·↑#####→↓
+        ↑↑←←→→→·↓
+        ↑←#####·↓
+        S·←←→→→→G
+        ↑·←←→→→·↑
         """
         probabilities = check.policy_array("policy", policy, self.cmdp.n_states, self.cmdp.n_actions)
         characters = self._characters()
         for state, (row, column) in enumerate(self.cells):
+            likeliest = np.flatnonzero(probabilities[state] >= probabilities[state].max() - 1e-9)
             if state not in (self.start, self.goal):
-                characters[row][column] = self.arrows[int(probabilities[state].argmax())]
+                characters[row][column] = self.arrows[likeliest[0]] if len(likeliest) == 1 else "·"
         return "\n".join("".join(row) for row in characters)
 
-    def behaviour(self, hasty: float = 0.3, careful: float = 0.4) -> Array:
-        """Return the policy behind the log: three drivers who take turns at every step.
+    def behaviour(self, hasty: float = 0.4, careful: float = 0.4) -> Array:
+        """Return the policy behind the log: two drivers and chance, who take turns at every step.
 
-        With probability `hasty` the action starts a shortest way to the goal, with probability `careful` a shortest way
-        around fire and mud, and otherwise it is any action.
+        With probability `hasty` the action begins a shortest way to the goal, with probability `careful` one that is
+        shortest when a cell of fire or mud counts for a hundred, and otherwise it is any action. By default that earns
+        a third of what the best safe policy earns and overspends the budget of fire.
 
         Examples
         --------
         >>> grid = hazard_gridworld()
-        >>> policy = grid.behaviour()
-        >>> policy.min() > 0, policy.sum(axis=1).round(9).min()
-        (np.True_, np.float64(1.0))
+        >>> value = grid.cmdp.evaluate(grid.behaviour())
+        >>> round(value.reward, 2), value.utilities.round(2)
+        (0.33, array([-0.44,  1.54]))
         """
         hasty = check.real("hasty", hasty, at_least=0, at_most=1)
         careful = check.real("careful", careful, at_least=0, at_most=1 - hasty)
-        any_action = np.full((self.cmdp.n_states, self.cmdp.n_actions), 1 / self.cmdp.n_actions)
         trouble = (self.hazards | self.mud)[tuple(self.cells.T)]
-        return (
-            hasty * self._homing(np.ones(self.cmdp.n_states))
-            + careful * self._homing(np.where(trouble, 100.0, 1.0))
-            + (1 - hasty - careful) * any_action
-        )
+        policy = np.full((self.cmdp.n_states, self.cmdp.n_actions), (1 - hasty - careful) / self.cmdp.n_actions)
+        policy += hasty * self._homing(np.ones(self.cmdp.n_states))
+        policy += careful * self._homing(np.where(trouble, 100.0, 1.0))
+        return policy
+
+    def _homing(self, cost: Array) -> Array:
+        """Return the policy that divides itself evenly among the actions that begin a cheapest way to the goal."""
+        neighbour = _neighbours(self.walls, self.cells)
+        distance = np.where(np.arange(len(cost)) == self.goal, 0.0, np.inf)
+        for _ in range(len(cost)):
+            onward = cost[neighbour] + distance[neighbour]
+            distance = np.minimum(distance, onward.min(axis=1))
+        best = onward == onward.min(axis=1, keepdims=True)
+        return best / best.sum(axis=1, keepdims=True)
+
+    def _characters(self) -> list[list[str]]:
+        characters = np.full((self.n_rows, self.n_columns), "·")
+        for mask, character in ((self.walls, "#"), (self.hazards, "^"), (self.mud, "~")):
+            characters[mask] = character
+        for state, character in ((self.start, "S"), (self.goal, "G")):
+            characters[tuple(self.cells[state])] = character
+        return [list(map(str, row)) for row in characters]
+
+
+def hazard_gridworld(
+    slip: float = 0.1, gamma: float = 0.95, hazard_budget: float = 0.15, mud_budget: float = 0.15
+) -> GridWorld:
+    """Build the delivery task: from S to G and over again, past fire (``^``) and mud (``~``).
+
+    Parameters
+    ----------
+    slip : float
+        Probability that a move goes to one of its sides instead, either being as likely. A move against a wall or the
+        border stays where it is.
+    gamma : float
+        Discount.
+    hazard_budget, mud_budget : float
+        Largest shares of the discounted time to be spent in fire and in mud, in (0, 1).
+
+    Returns
+    -------
+    GridWorld
+        The goal pays reward 1, everything else 0; every action leads from the goal back to the start. The utilities are
+        the budgets, less one in the cells that they ration, so that J^u >= 0 says that the budget is kept.
+
+    Examples
+    --------
+    >>> grid = hazard_gridworld()
+    >>> print(grid)
+    ·········
+    ··#####··
+    ·~~~~~~~·
+    ··#####··
+    S·^^^^^·G
+    ··^^^^^··
+    >>> careless, safe = grid.cmdp.unconstrained().solve(), grid.cmdp.solve()
+    >>> round(careless.reward, 3), round(safe.reward, 3)
+    (1.508, 0.987)
+    """
+    slip = check.real("slip", slip, at_least=0, at_most=1)
+    budgets = [
+        check.real("hazard_budget", hazard_budget, above=0, below=1),
+        check.real("mud_budget", mud_budget, above=0, below=1),
+    ]
+    characters = np.array([list(row) for row in _MAP])
+    cells = np.argwhere(characters != "#")
+    kinds = characters[tuple(cells.T)]
+    start, goal = (int(np.flatnonzero(kinds == mark)[0]) for mark in "SG")
+    n_states, n_actions = len(cells), len(_MOVES)
+    neighbour = _neighbours(characters == "#", cells)
+    P = np.zeros((n_states, n_actions, n_states))
+    for action in range(n_actions):
+        for turn, probability in ((0, 1 - slip), (1, slip / 2), (-1, slip / 2)):
+            P[np.arange(n_states), action, neighbour[:, (action + turn) % n_actions]] += probability
+    P[goal] = np.arange(n_states) == start
+    reward = np.where(kinds == "G", 1.0, 0.0)
+    u = np.array([budget - (kinds == kind) for budget, kind in zip(budgets, "^~", strict=True)])
+    return GridWorld(
+        cmdp=CMDP(
+            P,
+            np.repeat(reward[:, None], n_actions, axis=1),
+            np.repeat(u[:, :, None], n_actions, axis=2),
+            gamma,
+            rho0=np.eye(n_states)[start],
+        ),
+        n_rows=len(_MAP),
+        n_columns=len(_MAP[0]),
+        walls=check.frozen(characters == "#"),
+        hazards=check.frozen(characters == "^"),
+        mud=check.frozen(characters == "~"),
+        cells=check.frozen(cells),
+        start=start,
+        goal=goal,
+    )
+
+
+def _neighbours(walls: NDArray[np.bool_], cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the (S, 4) states to which the moves lead; into a wall or off the map they lead nowhere."""
+    state = np.full((walls.shape[0] + 2, walls.shape[1] + 2), -1)  # the map with a wall around it
+    state[1:-1, 1:-1][tuple(cells.T)] = np.arange(len(cells))
+    beyond = cells[:, None, :] + np.array(_MOVES) + 1
+    reached = state[beyond[..., 0], beyond[..., 1]]
+    return np.where(reached >= 0, reached, np.arange(len(cells))[:, None])
+
+
+def _random_transitions(n_states: int, n_actions: int, branching: int, rng: np.random.Generator) -> sp.csr_array:
+    """Return rows with `branching` distinct successors each and probabilities uniform on the simplex."""
+    n_pairs = n_states * n_actions
+    successors = np.empty((n_pairs, branching), dtype=np.int64)
+    # Floyd's subset sampling, all rows at once: no rejections, and no table of pairs by states.
+    for k, newest in enumerate(range(n_states - branching, n_states)):
+        drawn = rng.integers(newest + 1, size=n_pairs)
+        taken = (successors[:, :k] == drawn[:, None]).any(axis=1)
+        successors[:, k] = np.where(taken, newest, drawn)
+    probabilities = rng.dirichlet(np.ones(branching), size=n_pairs)
+    starts = np.arange(0, n_pairs * branching + 1, branching)
+    return sp.csr_array((probabilities.ravel(), successors.ravel(), starts), shape=(n_pairs, n_states))

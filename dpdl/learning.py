@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _core, theory
 from . import _validation as check
+from ._bins import Bins
 from ._packed import Packed
 from ._progress import Progress
 from .dataset import INT32_MAX, Dataset
@@ -241,7 +242,7 @@ def _prepare(
     x, V, lam = _start(start, packed, reference, resolved, S, A, I)
     sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
     return _Setup(
-        core=_core.EagerCore(packed, sampler, np.log(x), V, lam, resolved.refresh),
+        core=_core.LazyCore(packed, Bins.of(packed.c), sampler, np.log(x), V, lam, _refresh(resolved, len(x))),
         packed=packed,
         settings=resolved,
         reference=reference,
@@ -251,6 +252,11 @@ def _prepare(
         as_stated=start is None and chosen.radius_V is None and chosen.radius_lam is None,
         known=vouched,
     )
+
+
+def _refresh(settings: Settings, n_coordinates: int) -> int:
+    """Steps between full recomputations: often enough to bound drift, seldom enough to be free."""
+    return settings.refresh or max(2**16, 4 * n_coordinates)
 
 
 def _initial(rho0: Any, initial_states: Any, n_states: int) -> tuple[NDArray[np.int32], Array]:

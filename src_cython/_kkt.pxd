@@ -119,19 +119,23 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     function is convex and decreasing, so Newton from the left climbs to the root without overshooting.
 
     Invariant of the loop: G(origin + low) > B2 >= G(origin + high); the root lies in (low, high]. A Newton step that
-    leaves the bracket, or a slope without meaning, is replaced by bisection. beta is kept as origin + offset because
+    leaves the bracket, or follows one that did not halve the excess, is replaced by bisection: the slope is a difference
+    that loses its meaning when all c are nearly equal. beta is kept as origin + offset because
     near the point where j leaves its cap, c_j beta cancels against a step that may be 10^6: measuring from that
     point (`leave`) keeps x_j exact.
     """
     cdef Moments m
     cdef Response q
     cdef double log_free = j.log_free           # at the origin
-    cdef double leave = (j.log_free - j.log_cap) / j.c      # where j leaves its cap if alpha = 0
-    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, target, step
+    # A cap above B1 never binds; lowering it to 2 B1 changes nothing and keeps exp(log_cap) finite.
+    cdef double log_cap = j.log_cap if j.log_cap < log(2.0 * B1) else log(2.0 * B1)
+    cdef double leave = (j.log_free - log_cap) / j.c      # where j leaves its cap if alpha = 0
+    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, beyond, target, step, excess
     cdef int iteration, code
+    cdef bint bisect = False
 
     code = moments_at(context, 0.0, &m)
-    respond(log_free, j.c, j.log_cap, &m, B1, &q)
+    respond(log_free, j.c, log_cap, &m, B1, &q)
     if code != OK or q.weighted <= B2 * (1.0 + TOLERANCE):
         settle(u, &q, 0.0, 0, code)
         return
@@ -139,10 +143,10 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         settle(u, &q, 0.0, 0, NOT_FINITE)
         return
     # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
-    high = log1p((m.s1 + j.c * exp(j.log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
-    if leave > 0.0:
-        high += leave
+    beyond = 1.01 * log1p((m.s1 + j.c * exp(log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
+    high = leave + beyond if leave > 0.0 else beyond
 
+    excess = q.weighted - B2
     for iteration in range(1, MAX_ITERATIONS + 1):
         target = B2 - j.c * q.x if q.capped else B2
         step = -1.0
@@ -150,7 +154,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             step = leave - origin - offset
         elif q.slope < 0.0:
             step = log1p((q.weighted - B2) / target) * ((q.weighted - B2 + target) / -q.slope)
-        offset = offset + step
+        offset = 0.5 * (low + high) if bisect else offset + step
         if low < leave - origin < offset:       # do not step over the kink
             offset = leave - origin
         if not low < offset < high:
@@ -161,10 +165,12 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         if code != OK:
             settle(u, &q, origin + offset, iteration, code)
             return
-        respond(log_free - j.c * offset, j.c, j.log_cap, &m, B1, &q)
+        respond(log_free - j.c * offset, j.c, log_cap, &m, B1, &q)
         if not isfinite(q.weighted):
             settle(u, &q, origin + offset, iteration, NOT_FINITE)
             return
+        bisect = not bisect and fabs(q.weighted - B2) > 0.5 * excess
+        excess = fabs(q.weighted - B2)
         if fabs(q.weighted - B2) <= TOLERANCE * B2 or offset == high:
             settle(u, &q, origin + offset, iteration, OK)
             return
@@ -173,8 +179,8 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         else:
             high = offset
         if low == leave - origin > 0.0:         # the root lies beyond: measure from here on
-            log_free = j.log_cap
-            high -= low
+            log_free = log_cap
+            high = beyond                       # nothing beyond leave was tried yet
             low = 0.0
             offset = 0.0
             origin = leave

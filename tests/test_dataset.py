@@ -1,0 +1,270 @@
+"""The log: what it refuses and how it says so, what it keeps, and how costs become utilities."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dpdl import dataset as module
+from dpdl.dataset import Dataset, record_dtype
+from problems import random_log
+
+GOOD = {
+    "s": [0, 1, 2],
+    "a": [0, 1, 0],
+    "s_next": [1, 2, 0],
+    "r": [0.5, -1.0, 1.0],
+    "u": [[0.1, 1.0], [-1.0, 0.0], [0.0, 0.5]],
+    "n_states": 3,
+    "n_actions": 2,
+}
+COSTS = {
+    **{name: value for name, value in GOOD.items() if name != "u"},
+    "costs": [[2.0], [0.0], [1.0]],
+    "limits": [0.5],
+    "gamma": 0.9,
+    "normalised": True,
+}
+
+
+def small_log(n_records=200, n_utilities=1):
+    return random_log(4, 3, n_records, n_utilities, seed=1, used_actions=2)
+
+
+def refuses(make, error, message, **changes):
+    with pytest.raises(error, match=re.escape(message)):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error", "message"),
+    [
+        ("s", [0, -1, 2], ValueError, "s[1] = -1 must be between 0 and 2"),
+        ("s", [0, 1, 3], ValueError, "s[2] = 3 must be between 0 and 2"),
+        ("s", [0, 1, 2**40], ValueError, "s[2] = 1099511627776 must be between 0 and 2"),
+        ("s", np.array([0, 1, 2**64 - 1], dtype=np.uint64), ValueError, "s[2] = 18446744073709551615 must be"),
+        ("s", [0.0, 1.0, 2.0], TypeError, "s must hold whole numbers, got dtype float64"),
+        ("s", [True, False, True], TypeError, "s must hold whole numbers, got dtype bool"),
+        ("s", ["0", "1", "2"], TypeError, "s must hold whole numbers, got dtype <U1"),
+        ("s", [0, None, 2], TypeError, "s must hold whole numbers, got dtype object"),
+        ("s", [[0], [1], [2]], ValueError, "s must have shape (any,), got (3, 1)"),
+        ("s", [[0], [1, 2], [2]], ValueError, "s is not a regular array"),
+        ("s", 0, ValueError, "s must have shape (any,), got ()"),
+        ("s", [], ValueError, "the data set is empty: s has length 0"),
+        ("a", [0, 2, 0], ValueError, "a[1] = 2 must be between 0 and 1"),
+        ("a", [0, 1], ValueError, "a must have shape (3,), got (2,)"),
+        ("a", [0, 1, 1.0], TypeError, "a must hold whole numbers, got dtype float64"),
+        ("s_next", [1, 2, -3], ValueError, "s_next[2] = -3 must be between 0 and 2"),
+        ("s_next", [1, 2, 0, 0], ValueError, "s_next must have shape (3,), got (4,)"),
+        ("s_next", [1, 2, np.nan], TypeError, "s_next must hold whole numbers, got dtype float64"),
+        ("r", [0.0, np.nan, 0.0], ValueError, "r[1] = nan must be finite"),
+        ("r", [0.0, 0.0, -np.inf], ValueError, "r[2] = -inf must be finite"),
+        ("r", [0.0, 1.5, 0.0], ValueError, "r[1] = 1.5 must be <= 1 after division by reward_scale"),
+        ("r", [-1.5, 0.0, 0.0], ValueError, "r[0] = -1.5 must be >= -1 after division by reward_scale"),
+        ("r", [0.0, 0.0], ValueError, "r must have shape (3,), got (2,)"),
+        ("r", [[0.0], [0.0], [0.0]], ValueError, "r must have shape (3,), got (3, 1)"),
+        ("r", ["a", "b", "c"], TypeError, "r must hold real numbers, got dtype <U1"),
+        ("r", [True, False, True], TypeError, "r must hold real numbers, got dtype bool"),
+        ("r", [None, 0.0, 0.0], TypeError, "r must hold real numbers, got dtype object"),
+        ("r", [1j, 0.0, 0.0], TypeError, "r must hold real numbers, got dtype complex128"),
+        ("u", [[0.0, 0.0], [0.0, np.nan], [0.0, 0.0]], ValueError, "u[1, 1] = nan must be finite"),
+        ("u", [[0.0, 0.0], [0.0, 0.0], [np.inf, 0.0]], ValueError, "u[2, 0] = inf must be finite"),
+        ("u", [[0.0, 0.0], [0.0, 0.0], [0.0, -7.0]], ValueError, "u[2, 1] = -7.0 must be >= -1 after division by"),
+        ("u", [0.0, 0.0, 0.0], ValueError, "u must have shape (3, any), got (3,)"),
+        ("u", [[0.0], [0.0]], ValueError, "u must have shape (3, any), got (2, 1)"),
+        ("u", [[0.0], [0.0, 0.0], [0.0]], ValueError, "u is not a regular array"),
+        ("u", [["x"], ["y"], ["z"]], TypeError, "u must hold real numbers, got dtype <U1"),
+        ("n_states", 0, ValueError, "n_states must be between 1 and 2147483647, got 0"),
+        ("n_states", 2**31, ValueError, "n_states must be between 1 and 2147483647, got 2147483648"),
+        ("n_states", 2.5, ValueError, "n_states must be a whole number, got 2.5"),
+        ("n_states", True, TypeError, "n_states must be a whole number, got bool"),
+        ("n_actions", -1, ValueError, "n_actions must be between 1 and 2147483647, got -1"),
+        ("n_actions", "2", TypeError, "n_actions must be a whole number, got str"),
+        ("reward_scale", 0, ValueError, "reward_scale must be > 0, got 0.0"),
+        ("reward_scale", np.nan, ValueError, "reward_scale must be finite, got nan"),
+        ("reward_scale", [1.0], TypeError, "reward_scale must be a real number, got list"),
+        ("utility_scale", -1, ValueError, "utility_scale must be > 0, got -1.0"),
+        ("utility_scale", [1.0, 0.0], ValueError, "utility_scale[1] must be > 0, got 0.0"),
+        ("utility_scale", [1.0], ValueError, "utility_scale must have shape (2,), got (1,)"),
+        ("utility_scale", [1.0, np.inf], ValueError, "utility_scale[1] = inf must be finite"),
+        ("utility_scale", "big", TypeError, "utility_scale must be a real number, got str"),
+    ],
+)
+def test_bad_columns_are_named(column, value, error, message):
+    refuses(Dataset, error, message, **{**GOOD, column: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("costs", [[1.0], [np.nan], [0.0]], ValueError, "costs[1, 0] = nan must be finite"),
+        ("costs", [1.0, 2.0, 3.0], ValueError, "costs must have shape (3, any), got (3,)"),
+        ("costs", [[1.0], [2.0]], ValueError, "costs must have shape (3, any), got (2, 1)"),
+        ("limits", [0.5, 0.5], ValueError, "limits must have shape (1,), got (2,)"),
+        ("limits", [np.inf], ValueError, "limits[0] = inf must be finite"),
+        ("limits", 0.5, ValueError, "limits must have shape (1,), got ()"),
+        ("gamma", 1.0, ValueError, "gamma must be > 0 and < 1, got 1.0"),
+        ("gamma", 0.0, ValueError, "gamma must be > 0 and < 1, got 0.0"),
+        ("gamma", np.nan, ValueError, "gamma must be finite, got nan"),
+        ("gamma", "0.9", TypeError, "gamma must be a real number, got str"),
+        ("normalised", 1, TypeError, "normalised must be True or False, got 1"),
+        ("normalised", None, TypeError, "normalised must be True or False, got None"),
+        ("s", [0, 1, 5], ValueError, "s[2] = 5 must be between 0 and 2"),
+        ("n_states", 0, ValueError, "n_states must be between 1 and"),
+    ],
+)
+def test_bad_costs_are_named(name, value, error, message):
+    refuses(Dataset.from_costs, error, message, **{**COSTS, name: value})
+
+
+def test_the_kind_of_limit_has_no_default():
+    refuses(
+        Dataset.from_costs,
+        TypeError,
+        "normalised",
+        **{name: value for name, value in COSTS.items() if name != "normalised"},
+    )
+
+
+@pytest.mark.parametrize(("column", "scale"), [("r", "reward_scale"), ("u", "utility_scale")])
+@pytest.mark.parametrize("largest", [2.0, 1.23456123456789, np.nextafter(1, 2), 1e300])
+@pytest.mark.parametrize("already", [1.0, 0.3])
+def test_the_advice_about_scaling_works(column, scale, largest, already):
+    value = np.array([0.0, -largest, 0.5]) if column == "r" else np.array([[0.0], [-largest], [0.5]])
+    with pytest.raises(ValueError, match=rf"^{column}\[1") as caught:
+        Dataset(**{**GOOD, column: value, scale: already})
+    advice = float(re.search(rf"pass {scale}=(\S+) or more", str(caught.value)).group(1))
+    log = Dataset(**{**GOOD, column: value, scale: advice})
+    assert abs(getattr(log, column)).max() == 1
+    assert (log.units.reward_scale if column == "r" else log.units.utility_scale[0]) == advice
+
+
+def test_a_scale_that_overflows_is_reported_without_a_warning():
+    refuses(Dataset, ValueError, "r[0] = inf", **{**GOOD, "reward_scale": 1e-310})
+
+
+def test_columns_come_back_as_given_and_compact():
+    log = Dataset(**GOOD)
+    for name in ("s", "a", "s_next"):
+        assert getattr(log, name).dtype == np.int32
+        assert getattr(log, name).tolist() == GOOD[name]
+    assert log.r.tolist() == GOOD["r"]
+    assert log.u.tolist() == GOOD["u"]
+    assert log.pairs.tolist() == [0, 3, 4]
+    assert log.pairs[log.pair].tolist() == [0, 3, 4]
+    assert len(log) == 3
+    assert log.n_utilities == 2
+    assert "3 transitions, 3 of 6 pairs visited" in repr(log)
+
+
+@pytest.mark.parametrize("n_utilities", [0, 1, 3, 20])
+def test_a_record_has_16_bytes_and_8_a_utility(n_utilities):
+    log = small_log(n_utilities=n_utilities)
+    assert record_dtype(n_utilities).itemsize == log.records.itemsize == 16 + 8 * n_utilities
+    assert log.records.nbytes == len(log) * (16 + 8 * n_utilities)
+    assert log.u.shape == (len(log), n_utilities)
+
+
+@pytest.mark.parametrize("column", ["s", "a", "s_next", "r", "u", "pair", "pairs", "counts", "records"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_columns_are_read_only(column, cut):
+    log = small_log()[10:] if cut else small_log()
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(log, column)[0] = 0
+
+
+def test_the_log_does_not_share_memory_with_its_inputs():
+    r = np.array(GOOD["r"])
+    log = Dataset(**{**GOOD, "r": r})
+    r[:] = 0
+    assert log.r.tolist() == GOOD["r"]
+
+
+@pytest.mark.parametrize(
+    "part", [slice(0, 1), slice(3, 9), slice(None, None, 3), slice(-5, None), slice(None, None, -1)]
+)
+def test_a_slice_is_the_log_of_those_rows(part):
+    log = small_log(50)
+    cut = log[part]
+    for name in ("s", "a", "s_next", "r", "u"):
+        np.testing.assert_array_equal(getattr(cut, name), getattr(log, name)[part])
+    flat = log.s[part].astype(int) * log.n_actions + log.a[part]
+    values, counts = np.unique(flat, return_counts=True)
+    np.testing.assert_array_equal(cut.pairs, values)
+    np.testing.assert_array_equal(cut.counts, counts)
+    assert (cut.n_states, cut.n_actions, cut.units) == (log.n_states, log.n_actions, log.units)
+
+
+def test_an_empty_slice_and_a_single_index_are_refused():
+    log = small_log(5)
+    with pytest.raises(ValueError, match="of a data set of length 5 is empty"):
+        log[5:]
+    with pytest.raises(TypeError, match="cut with a slice, got int"):
+        log[0]
+
+
+def test_ranking_by_table_and_by_sorting_agree():
+    rng = np.random.default_rng(3)
+    flat = rng.integers(0, 2000, 500)
+    wide = 8 * len(flat) + 10**6
+    table, sort = (
+        module._rank(flat, wide),
+        module._rank(flat, wide + 1),
+    )  # the last bound of one, the first of the other
+    for one, other in zip(table, sort, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    np.testing.assert_array_equal(table[0][table[1]], flat)
+
+
+def test_a_huge_state_space_costs_what_the_log_does():
+    top = 2**31 - 1
+    log = Dataset([0, top - 1], [top - 1, 0], [0, top - 1], [0, 0], [[0], [0]], n_states=top, n_actions=top)
+    assert log.s.tolist() == [0, top - 1]
+    assert log.a.tolist() == [top - 1, 0]
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("limit", [0.0, 0.5, 1.2, 3.0])
+def test_utilities_are_nonnegative_exactly_where_costs_keep_their_limit(normalised, limit):
+    """One state, two actions: every policy's discounted cost is known, C = (p c_0 + (1-p) c_1)/(1-gamma)."""
+    gamma, cost = 0.9, np.array([2.0, 0.0])
+    bound = limit if normalised else limit * 10  # the same policies either way: 1/(1-gamma) = 10
+    log = Dataset.from_costs(
+        [0, 0],
+        [0, 1],
+        [0, 0],
+        [1, 0],
+        cost[:, None],
+        [bound],
+        gamma=gamma,
+        normalised=normalised,
+        n_states=1,
+        n_actions=2,
+    )
+    assert abs(log.u).max() == 1
+    for p in np.linspace(0, 1, 41):
+        policy = np.array([p, 1 - p])
+        total = policy @ cost / (1 - gamma)
+        utility = policy @ log.u[:, 0] / (1 - gamma)
+        measured = (1 - gamma) * total if normalised else total
+        # Away from the boundary, where a rounding decides, the two statements are the same.
+        if abs(measured - bound) > 1e-9:
+            assert (utility >= 0) == (measured <= bound)
+        # A dozen roundings of numbers of size 30 at most.
+        assert log.units.costs([utility])[0] == pytest.approx(measured, abs=1e-12)
+
+
+def test_units_remember_every_scale():
+    log = Dataset(**{**GOOD, "reward_scale": 4.0, "utility_scale": [2.0, 8.0]})
+    assert log.units.reward(log.r[0]) == GOOD["r"][0]
+    assert log.units.utilities(log.u[0]).tolist() == GOOD["u"][0]
+    with pytest.raises(ValueError, match="not made of costs"):
+        log.units.costs([0.0, 0.0])
+
+
+def test_costs_that_never_differ_from_the_rate_are_zero_utilities():
+    log = Dataset.from_costs(**{**COSTS, "costs": [[0.5]] * 3})
+    assert log.u.tolist() == [[0.0]] * 3
+    assert log.units.costs([0.0]).tolist() == [0.5]
+    assert Dataset.from_costs(**{**COSTS, "costs": np.zeros((3, 0)), "limits": []}).n_utilities == 0

@@ -1,0 +1,526 @@
+"""`learn`: what it returns, that chunks, callbacks and interruptions leave no trace in it, and what it refuses."""
+
+import dataclasses
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+from problems import paper_start, random_log
+
+from dpdl import _core, _progress, learning
+from dpdl.dataset import Dataset
+from dpdl.learning import learn
+from dpdl.reference import estimate_reference
+from dpdl.result import Point, Status
+from dpdl.settings import Settings
+
+LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2)
+RHO0 = np.array([0.4, 0.3, 0.2, 0.1])
+# psi = 1 keeps the bound on sum x/mu_hat tight, so that more than the sampled pair moves.
+GOOD = {"gamma": 0.8, "psi": 1.0, "slater": 0.3, "T": 3000, "eta": 0.05, "floor": 1e-3, "rho0": RHO0, "rng": 5}
+
+
+def run(**changes):
+    return learn(LOG, **{**GOOD, **changes})
+
+
+def bits(result):
+    """Everything numerical in a result."""
+    arrays = (result.x_mean, result.V_mean, result.lam_mean, *result.last)
+    return [array.tobytes() for array in arrays], result.n_steps, result.diagnostics
+
+
+def names_of(premises, holds):
+    return {premise.name for premise in premises if premise.holds is holds}
+
+
+# ---- What a result holds ----
+
+
+def test_a_completed_run():
+    result = run()
+    assert (result.status, result.success, result.n_steps) == (Status.COMPLETED, True, 3000)
+    assert result.message == "all steps were taken"
+    assert (result.x_mean.shape, result.V_mean.shape, result.lam_mean.shape) == ((4, 3), (4,), (2,))
+    assert (result.last.x.shape, result.last.V.shape, result.last.lam.shape) == ((4, 3), (4,), (2,))
+    np.testing.assert_allclose(result.policy.sum(axis=1), 1, rtol=1e-15)
+    np.testing.assert_allclose(result.policy, result.x_mean / result.x_mean.sum(axis=1, keepdims=True), rtol=1e-15)
+    counts = result.diagnostics
+    assert counts["steps"] == 3000 == sum(counts[f"case_{k}"] for k in (1, 2, 3, 4))
+    assert counts["case_1"] > 100
+    assert counts["case_3"] > 100
+    assert None not in dataclasses.asdict(result.settings.resolve(4, 3, 2)).values() or result.settings.eps is None
+    assert result.settings == Settings(gamma=0.8, psi=1, slater=0.3, T=3000, eta=0.05, floor=1e-3).resolve(4, 3, 2)
+    np.testing.assert_array_equal(result.reference.mu_hat, estimate_reference(LOG, 1e-3).mu_hat)
+
+
+def test_an_ordinary_run_lists_its_premises_and_claims_nothing():
+    result = run()
+    assert result.guarantee is None
+    assert {"fresh samples", "psi", "slater"} <= names_of(result.premises, holds=False)
+    vouched = run(known=["psi", "slater"])
+    assert {"psi", "slater"} <= names_of(vouched.premises, holds=True)
+    assert vouched.guarantee is None
+
+
+def test_fresh_samples_are_recognised():
+    assert "fresh samples" in names_of(run(order="shuffle", T=200).premises, holds=True)
+    assert "fresh samples" in names_of(run(order="shuffle", T=201).premises, holds=False)
+    assert "fresh samples" in names_of(run(order="trajectory", T=200).premises, holds=True)
+    assert "fresh samples" in names_of(run(order="replacement", T=2).premises, holds=False)
+
+
+@pytest.mark.parametrize("n_utilities", [0, 2])
+def test_one_step_averages_to_the_starting_point(n_utilities):
+    log = random_log(4, 3, 200, n_utilities, seed=1, used_actions=2)
+    result = learn(log, **{**GOOD, "T": 1})
+    x, V, lam = paper_start(log, result.reference.mu_hat, result.settings)
+    # x goes through its logarithm and back, which costs |log x| roundings.
+    np.testing.assert_allclose(result.x_mean, x, rtol=1e-14)
+    np.testing.assert_array_equal(result.V_mean, V)
+    np.testing.assert_allclose(result.lam_mean, lam, rtol=1e-15)
+    # The point after the step is another one, and does not count.
+    assert abs(result.last.x / x - 1).max() > 1e-3
+    assert abs(result.last.V - V).max() > 1e-3
+
+
+@pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory"])
+def test_same_seed_same_bits_and_another_seed_others(order):
+    assert bits(run(order=order)) == bits(run(order=order))
+    assert bits(run(order=order)) != bits(run(order=order, rng=6))
+
+
+def test_a_seed_and_a_generator_are_the_same_and_the_generator_advances():
+    rng = np.random.default_rng(5)
+    assert bits(run(rng=rng)) == bits(run(rng=5))
+    assert bits(run(rng=rng)) != bits(run(rng=5))
+
+
+def test_settings_as_an_object_as_keywords_or_both():
+    others = {"rho0": RHO0, "rng": 5}
+    keywords = {name: value for name, value in GOOD.items() if name not in others}
+    settings = Settings(**keywords)
+    assert bits(learn(LOG, settings, **others)) == bits(run())
+    changed = learn(LOG, settings, T=50, **others)
+    assert changed.settings.T == 50
+    assert bits(changed) == bits(run(T=50))
+
+
+def test_logged_initial_states_are_a_distribution():
+    logged = [3, 0, 0, 1, 2, 0, 0, 1, 1, 2]
+    assert bits(run(rho0=None, initial_states=logged)) == bits(run())
+    assert bits(run(rho0=None, initial_states=[2] * 7)) == bits(run(rho0=[0, 0, 1, 0]))
+
+
+def test_the_log_can_be_split_for_the_reference():
+    result = run(n_reference=50)
+    assert bits(result) == bits(learn(LOG[50:], **GOOD, reference=estimate_reference(LOG[:50], 1e-3)))
+    assert result.reference.n_samples == 50
+    np.testing.assert_array_equal(result.reference.mu_hat, estimate_reference(LOG[:50], 1e-3).mu_hat)
+    assert bits(result) != bits(run())
+    assert bits(run(reference=estimate_reference(LOG, 1e-3))) == bits(run())
+
+
+def test_a_reference_may_know_pairs_that_the_log_does_not_and_the_other_way_round():
+    log, reference = LOG[:6], estimate_reference(LOG[6:15], 1e-3)
+    assert len(np.setdiff1d(log.pairs, reference.pairs)) > 0
+    assert len(np.setdiff1d(reference.pairs, log.pairs)) > 0
+    result = learn(log, **GOOD, reference=reference)
+    assert result.success
+    assert (result.x_mean <= reference.mu_hat / 0.2 * (1 + 1e-9)).all()
+
+
+def test_a_warm_start_goes_on_where_the_run_ended():
+    # In the log's own order, 1,000 steps are five rounds of it, so the second run reads what the first would have.
+    whole = run(order="trajectory", T=2000, rho0=[1, 0, 0, 0])
+    first = run(order="trajectory", T=1000, rho0=[1, 0, 0, 0])
+    second = run(order="trajectory", T=1000, rho0=[1, 0, 0, 0], start=first.last)
+    # Equal up to the roundings of x -> log x -> x, which the steps do not amplify much.
+    for expected, found in zip(whole.last, second.last, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose((first.x_mean + second.x_mean) / 2, whole.x_mean, rtol=1e-9)
+    np.testing.assert_allclose((first.V_mean + second.V_mean) / 2, whole.V_mean, rtol=1e-9)
+    np.testing.assert_allclose((first.lam_mean + second.lam_mean) / 2, whole.lam_mean, rtol=1e-9)
+
+
+def test_a_warm_start_is_not_as_the_theorem_says():
+    assert run(start=run().last).guarantee is None
+
+
+# ---- Chunks, callbacks, interruptions ----
+
+
+@pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory"])
+def test_the_size_of_chunks_leaves_no_trace(order):
+    expected = bits(run(order=order))
+    for chunk in (1, 7, 1000, 10**6):
+        assert bits(run(order=order, chunk=chunk)) == expected
+
+
+@pytest.mark.parametrize("refresh", [1, 13])
+def test_chunks_leave_no_trace_in_refreshes_either(refresh):
+    expected = run(refresh=refresh)
+    assert expected.diagnostics["refreshes"] > 3000 // refresh - 1
+    assert bits(run(refresh=refresh, chunk=7)) == bits(expected)
+
+
+def test_the_callback_sees_results_on_the_way():
+    seen = []
+    result = run(callback=seen.append, callback_every=700, chunk=111)
+    assert [one.n_steps for one in seen] == [700, 1400, 2100, 2800]
+    assert all(one.status is Status.RUNNING and not one.success and one.guarantee is None for one in seen)
+    assert seen[0].message == "still running"
+    assert bits(result) == bits(run())
+    for one in seen:
+        short = run(T=one.n_steps)
+        assert bits(one) == bits(short)
+        np.testing.assert_array_equal(one.policy, short.policy)
+
+
+def test_the_callback_is_called_a_hundred_times_unless_told_otherwise():
+    seen = []
+    run(callback=lambda result: seen.append(result.n_steps))
+    assert seen == list(range(30, 3001, 30))
+    seen.clear()
+    run(callback=lambda result: seen.append(result.n_steps), T=7)
+    assert seen == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "word"),
+    [(StopIteration, Status.STOPPED, "stopped"), (KeyboardInterrupt, Status.INTERRUPTED, "interrupted")],
+)
+def test_a_callback_can_end_the_run(error, status, word):
+    def stop(result):
+        if result.n_steps >= 1200:
+            raise error
+
+    result = run(callback=stop, callback_every=400)
+    assert (result.status, result.success, result.n_steps) == (status, False, 1200)
+    assert word in result.message
+    assert "steps taken" in result.message
+    assert bits(result) == bits(run(T=1200))
+    assert result.guarantee is None
+    np.testing.assert_allclose(result.policy.sum(axis=1), 1, rtol=1e-15)
+
+
+def test_any_other_error_of_the_callback_is_the_caller_s():
+    def fail(result):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        run(callback=fail)
+
+
+def test_a_real_interrupt_gives_the_steps_taken():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    armed = []
+
+    def arm(result):
+        if not armed:
+            armed.append(True)
+            timer.start()
+
+    try:
+        result = run(T=10**12, callback=arm, callback_every=1000)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert result.status is Status.INTERRUPTED
+    assert 1000 <= result.n_steps < 10**12
+    assert bits(result) == bits(run(T=result.n_steps))
+
+
+def test_an_interrupt_comes_through_without_a_callback():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        result = run(T=10**12)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert result.status is Status.INTERRUPTED
+    assert result.n_steps > 0
+    assert np.isfinite(result.policy).all()
+
+
+def test_a_numerical_failure_is_reported_with_the_steps_taken(monkeypatch):
+    core = learning._core.LazyCore
+
+    class Failing(core):
+        def run(self, n):
+            super().run(min(n, 500 - self.n_steps))
+            return 1 if self.n_steps == 500 else 0
+
+    monkeypatch.setattr(learning._core, "LazyCore", Failing)
+    called = []
+    result = run(chunk=200, callback=lambda result: called.append(result.n_steps), callback_every=100)
+    assert (result.status, result.success, result.n_steps) == (Status.NUMERICAL_ERROR, False, 500)
+    assert result.message == f"{_core.CODES[1]}; the result covers the steps taken"
+    assert called == [100, 200, 300, 400]
+    assert result.guarantee is None
+    monkeypatch.undo()
+    assert bits(result) == bits(run(T=500))
+
+
+def test_a_step_size_beyond_double_range_is_a_numerical_failure():
+    result = run(eta=1e308, alpha_V=1e-8)
+    assert result.status is Status.NUMERICAL_ERROR
+    assert "finite" in result.message
+    assert np.isfinite(result.x_mean).all()
+
+
+# ---- Progress ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(_progress, "DELAY", 0.0)
+    monkeypatch.setattr(_progress, "INTERVAL", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nothing_is_written_where_nobody_looks(capfd):
+    run(chunk=500)
+    run(chunk=500, progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_plain_line_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it fails
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    expected = bits(run())
+    result = run(chunk=500)
+    text = sys.stderr.getvalue()
+    lines = text.split("\r")
+    assert any(line.startswith("learning:  50.0%") and "steps/s" in line for line in lines)
+    assert text.endswith("\r")
+    assert lines[-2].strip() == ""
+    assert bits(result) == expected
+
+
+@pytest.mark.usefixtures("impatient")
+def test_tqdm_where_it_is_installed(monkeypatch, capsys):
+    class Bar:
+        def __init__(self, total, desc, file, **others):
+            self.n, self.total, self.desc, self.file = 0, total, desc, file
+
+        def update(self, n):
+            self.n += n
+            print(f"{self.desc} {self.n} of {self.total}", file=self.file)
+
+        def close(self):
+            print("closed", file=self.file)
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=Bar))
+    run(chunk=1000, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"learning {n} of 3000" for n in (1000, 2000, 3000)] + ["closed"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_bar_is_closed_when_the_run_is_stopped(monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "_tqdm", lambda total, label: None)
+
+    def stop(result):
+        if result.n_steps == 2000:
+            raise StopIteration
+
+    run(chunk=1000, progress=True, callback=stop, callback_every=1000)
+    err = capsys.readouterr().err
+    assert "33.3%" in err
+    assert err.endswith("\r")
+
+
+def test_a_short_run_shows_nothing_even_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    run(chunk=100)
+    assert sys.stderr.getvalue() == ""
+
+
+# ---- What is refused, before any work ----
+
+
+def refused(error, message, dataset=LOG, **changes):
+    """The call must fail with this message, and leave the generator alone."""
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    with pytest.raises(error, match=re.escape(message)):
+        learn(dataset, **{**GOOD, "rng": rng, **changes})
+    assert rng.bit_generator.state == before
+
+
+REFERENCE = estimate_reference(LOG, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"gamma": 1.0}, ValueError, "gamma must be > 0 and < 1, got 1.0"),
+        ({"gamma": np.nan}, ValueError, "gamma must be finite, got nan"),
+        ({"psi": 0.5}, ValueError, "psi must be >= 1, got 0.5"),
+        ({"slater": 0.0}, ValueError, "slater must be > 0 and <= 1, got 0.0"),
+        ({"slater": 1.5}, ValueError, "slater must be > 0 and <= 1, got 1.5"),
+        ({"floor": 0.0}, ValueError, "floor must be >= 1e-200 and <= 1, got 0.0"),
+        ({"floor": 2}, ValueError, "floor must be >= 1e-200 and <= 1, got 2.0"),
+        ({"T": 0}, ValueError, "T must be between 1 and 9223372036854775807, got 0"),
+        ({"T": -3}, ValueError, "T must be between 1 and 9223372036854775807, got -3"),
+        ({"T": 1.5}, ValueError, "T must be a whole number, got 1.5"),
+        ({"T": None}, ValueError, "give T (a number of steps) or eps"),
+        ({"T": None, "eps": 0.0}, ValueError, "eps must be > 0, got 0.0"),
+        ({"eps": -1}, ValueError, "eps must be > 0, got -1.0"),
+        ({"order": "random"}, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
+        ({"steps": 5}, TypeError, "unknown setting 'steps'"),
+        ({"settings": {"T": 5}}, TypeError, "settings must be a Settings, got dict"),
+        ({"rho0": None}, TypeError, "give either rho0 or initial_states"),
+        ({"initial_states": [0]}, TypeError, "give either rho0 or initial_states"),
+        ({"rho0": [0.4, 0.3, 0.2]}, ValueError, "rho0 must have shape (4,), got (3,)"),
+        ({"rho0": [[0.4, 0.3, 0.2, 0.1]]}, ValueError, "rho0 must have shape (4,), got (1, 4)"),
+        ({"rho0": [0.4, 0.3, 0.2, 0.0]}, ValueError, "rho0 must sum to 1, got 0.9"),
+        ({"rho0": [0.4, -0.3, 0.8, 0.1]}, ValueError, "rho0[1] = -0.3 must be >= 0"),
+        ({"rho0": [0.4, 0.3, np.nan, 0.1]}, ValueError, "rho0[2] = nan must be finite"),
+        ({"rho0": [0.4, 0.3, np.inf, 0.1]}, ValueError, "rho0[2] = inf must be finite"),
+        ({"rho0": [True, False, False, False]}, TypeError, "rho0 must hold real numbers, got dtype bool"),
+        ({"rho0": "even"}, TypeError, "rho0 must hold real numbers, got dtype <U4"),
+        ({"rho0": [[0.4], [0.3, 0.3]]}, ValueError, "rho0 is not a regular array"),
+        ({"rho0": None, "initial_states": []}, ValueError, "initial_states is empty"),
+        ({"rho0": None, "initial_states": [0, 4]}, ValueError, "initial_states[1] = 4 must be between 0 and 3"),
+        ({"rho0": None, "initial_states": [0, -1]}, ValueError, "initial_states[1] = -1 must be between 0 and 3"),
+        ({"rho0": None, "initial_states": [0.0]}, TypeError, "initial_states must hold whole numbers, got dtype float"),
+        ({"rho0": None, "initial_states": 2}, ValueError, "initial_states must have shape (any,), got ()"),
+        ({"n_reference": 0}, ValueError, "n_reference must be between 1 and 199, got 0"),
+        ({"n_reference": 200}, ValueError, "n_reference must be between 1 and 199, got 200"),
+        ({"n_reference": 2.5}, ValueError, "n_reference must be a whole number, got 2.5"),
+        ({"n_reference": 5, "reference": REFERENCE}, TypeError, "give either n_reference or reference"),
+        ({"reference": REFERENCE.mu_hat}, TypeError, "reference must be a Reference, got ndarray"),
+        (
+            {"reference": estimate_reference(random_log(5, 3, 20, 2, seed=0), 1e-3)},
+            ValueError,
+            "reference has 5 states and 3 actions, the data set 4 and 3",
+        ),
+        (
+            {"reference": estimate_reference(LOG, 2e-3)},
+            ValueError,
+            "reference was made with floor 0.002, settings have 0.001",
+        ),
+        ({"callback": 5}, TypeError, "callback must be callable, got int"),
+        ({"callback_every": 0}, ValueError, "callback_every must be between 1 and"),
+        ({"callback_every": 2.5}, ValueError, "callback_every must be a whole number, got 2.5"),
+        ({"chunk": 0}, ValueError, "chunk must be between 1 and 9223372036854775807, got 0"),
+        ({"chunk": "big"}, TypeError, "chunk must be a whole number, got str"),
+        ({"known": ["gamma"]}, ValueError, "known must name 'psi', 'slater' or 'mixing_time', got 'gamma'"),
+        ({"known": "gamma"}, ValueError, "known must name 'psi', 'slater' or 'mixing_time', got 'gamma'"),
+    ],
+)
+def test_bad_arguments_are_named(changes, error, message):
+    refused(error, message, **changes)
+
+
+def test_the_first_argument_is_a_data_set():
+    refused(TypeError, "dataset must be a Dataset, got ndarray", dataset=np.zeros((3, 5)))
+
+
+@pytest.mark.parametrize("rng", [0.5, "seed", [1, 2], True, np.random.RandomState(0), np.random.PCG64(0)])
+def test_a_generator_of_a_wrong_type_is_refused(rng):
+    with pytest.raises(TypeError, match=f"rng must be .* got {type(rng).__name__}"):
+        run(rng=rng)
+
+
+def test_gamma_must_be_the_one_that_costs_were_converted_with():
+    costs = Dataset.from_costs(
+        [0, 0], [0, 1], [0, 0], [1, 0], [[1.0], [0.0]], [0.5], gamma=0.9, normalised=True, n_states=1, n_actions=2
+    )
+    refused(ValueError, "gamma = 0.8 differs from 0.9, with which the costs were converted", costs, rho0=[1.0])
+    assert learn(costs, **{**GOOD, "gamma": 0.9, "rho0": [1.0]}).success
+
+
+def start(**changes):
+    """A feasible start with some entries replaced, as {"x": {(s, a): value}}."""
+    point = Point(*paper_start(LOG, REFERENCE.mu_hat, run(T=1).settings))
+    for name, entries in changes.items():
+        for index, value in entries.items():
+            getattr(point, name)[index] = value
+    return point
+
+
+def test_a_feasible_start_is_accepted():
+    assert run(start=start()).success
+    assert bits(run(start=start())) == bits(run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        # V within 8/(1-gamma) (1 + 2/slater) = 306.667, sum lam within 8/slater = 26.6667
+        ({"V": {2: 307.0}}, "infeasible start: max |V| = 307 exceeds its bound 306.667"),
+        ({"V": {2: -307.0}}, "infeasible start: max |V| = 307 exceeds its bound 306.667"),
+        ({"lam": {0: 26.0}}, "infeasible start: sum lam = 27.6667 exceeds its bound 26.6667"),
+        ({"lam": {1: 0.0}}, "start.lam[1] = 0.0 must be > 0: a KL step never leaves 0"),
+        ({"lam": {1: -1.0}}, "start.lam[1] = -1.0 must be > 0"),
+        ({"x": {(1, 0): 0.0}}, "start.x[1, 0] = 0.0 must be > 0: a KL step never leaves 0"),
+        ({"x": {(1, 2): 0.0}}, "start.x[1, 2] = 0.0 must be > 0: a KL step never leaves 0"),
+        ({"x": {(0, 1): -2.0}}, "start.x[0, 1] = -2.0 must be > 0"),
+        ({"x": {(0, 1): np.nan}}, "start.x[0, 1] = nan must be finite"),
+        ({"x": {(3, 1): np.inf}}, "start.x[3, 1] = inf must be finite"),
+        ({"V": {1: np.nan}}, "start.V[1] = nan must be finite"),
+        ({"lam": {1: np.inf}}, "start.lam[1] = inf must be finite"),
+    ],
+)
+def test_an_infeasible_start_is_named(changes, message):
+    refused(ValueError, message, start=start(**changes))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        # Sums and caps at gamma = 0.8, psi = 1: B1 = 20, B2 = 6 * 5 = 30, cap = 5 mu_hat.
+        (lambda mu_hat: np.full((4, 3), 2.0), "infeasible start: sum x = 24 exceeds its bound 20"),
+        (lambda mu_hat: 3 * mu_hat, "infeasible start: sum x/mu_hat = 36 exceeds its bound 30"),
+    ],
+)
+def test_a_start_with_an_infeasible_sum_is_named(x, message):
+    refused(ValueError, message, start=start()._replace(x=x(REFERENCE.mu_hat)))
+
+
+def test_a_start_above_a_cap_is_named():
+    cap = REFERENCE.mu_hat[1, 0] / 0.2
+    message = f"infeasible start: x[1, 0] = {1.1 * cap:.6g} exceeds its bound {cap:.6g}"
+    refused(ValueError, message, start=start(x={(1, 0): 1.1 * cap}))
+
+
+def test_a_start_above_the_cap_of_an_unseen_pair_is_named():
+    assert (1, 2) not in zip(LOG.s, LOG.a, strict=True)
+    refused(ValueError, "infeasible start: x[1, 2] = 0.0055 exceeds its bound 0.005", start=start(x={(1, 2): 0.0055}))
+
+
+def test_a_start_outside_by_rounding_is_accepted():
+    cap = REFERENCE.mu_hat[1, 0] / 0.2
+    assert run(start=start(x={(1, 0): cap * (1 + 1e-12)})).success
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"x": np.ones((3, 4))}, ValueError, "start.x must have shape (4, 3), got (3, 4)"),
+        ({"V": np.zeros(5)}, ValueError, "start.V must have shape (4,), got (5,)"),
+        ({"lam": np.ones(1)}, ValueError, "start.lam must have shape (2,), got (1,)"),
+        ({"lam": ["a", "b"]}, TypeError, "start.lam must hold real numbers, got dtype <U1"),
+    ],
+)
+def test_a_start_of_a_wrong_shape_is_named(changes, error, message):
+    refused(error, message, start=start()._replace(**changes))

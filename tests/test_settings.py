@@ -1,0 +1,181 @@
+"""Settings: what they refuse, what the theory fills in, and their JSON."""
+
+import dataclasses
+import json
+import math
+import re
+import struct
+
+import numpy as np
+import pytest
+
+from dpdl import theory
+from dpdl.settings import Settings
+
+GOOD = {"gamma": 0.9, "psi": 2.0, "slater": 0.3, "T": 1000}
+POSITIVE = ["eps", "eta", "alpha_V", "alpha_lam", "alpha_x", "radius_V", "radius_lam", "c_o"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        *[("gamma", g, ValueError, f"gamma must be > 0 and < 1, got {float(g)!r}") for g in (0, 1, -0.5, 1.5)],
+        ("gamma", math.nan, ValueError, "gamma must be finite, got nan"),
+        ("gamma", "0.9", TypeError, "gamma must be a real number, got str"),
+        ("gamma", None, TypeError, "gamma must be a real number, got NoneType"),
+        ("gamma", [0.9], TypeError, "gamma must be a real number, got list"),
+        ("gamma", True, TypeError, "gamma must be a real number, got bool"),
+        ("psi", 0.999, ValueError, "psi must be >= 1, got 0.999"),
+        ("psi", math.inf, ValueError, "psi must be finite, got inf"),
+        ("psi", 1j, TypeError, "psi must be a real number, got complex"),
+        ("slater", 0, ValueError, "slater must be > 0 and <= 1, got 0.0"),
+        ("slater", -1, ValueError, "slater must be > 0 and <= 1, got -1.0"),
+        ("slater", 1.01, ValueError, "slater must be > 0 and <= 1, got 1.01"),
+        ("floor", 0, ValueError, "floor must be >= 1e-200 and <= 1, got 0.0"),
+        ("floor", -1, ValueError, "floor must be >= 1e-200 and <= 1, got -1.0"),
+        ("floor", 1.1, ValueError, "floor must be >= 1e-200 and <= 1, got 1.1"),
+        ("delta", 0, ValueError, "delta must be > 0 and < 1, got 0.0"),
+        ("delta", 1, ValueError, "delta must be > 0 and < 1, got 1.0"),
+        ("kappa", -0.1, ValueError, "kappa must be >= 0, got -0.1"),
+        ("mixing_time", 0.5, ValueError, "mixing_time must be >= 1, got 0.5"),
+        ("T", 0, ValueError, "T must be between 1 and 9223372036854775807, got 0"),
+        ("T", -5, ValueError, "T must be between 1 and 9223372036854775807, got -5"),
+        ("T", 2**63, ValueError, "T must be between 1 and 9223372036854775807, got 9223372036854775808"),
+        ("T", 1.5, ValueError, "T must be a whole number, got 1.5"),
+        ("T", math.nan, ValueError, "T must be a whole number, got nan"),
+        ("T", math.inf, ValueError, "T must be a whole number, got inf"),
+        ("T", "10", TypeError, "T must be a whole number, got str"),
+        ("T", True, TypeError, "T must be a whole number, got bool"),
+        ("T", None, ValueError, "give T (a number of steps) or eps"),
+        ("refresh", 0, ValueError, "refresh must be between 1 and"),
+        ("order", "random", ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
+        ("order", None, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got None"),
+        *[(name, 0, ValueError, f"{name} must be > 0, got 0.0") for name in POSITIVE],
+        *[(name, -1, ValueError, f"{name} must be > 0, got -1.0") for name in POSITIVE],
+        *[(name, math.nan, ValueError, f"{name} must be finite, got nan") for name in POSITIVE],
+    ],
+)
+def test_bad_values_are_named(name, value, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Settings(**{**GOOD, name: value})
+
+
+def test_unknown_and_missing_names_raise():
+    with pytest.raises(TypeError, match="unknown setting 'gama'; settings are T, alpha_V"):
+        Settings.of(None, {**GOOD, "gama": 0.9})
+    with pytest.raises(TypeError, match="gama"):
+        Settings(**GOOD, gama=0.9)
+    with pytest.raises(TypeError, match="unknown setting 'steps'"):
+        Settings.from_json(json.dumps({**GOOD, "steps": 5}))
+    for name in ("gamma", "psi", "slater"):
+        with pytest.raises(TypeError, match=f"missing setting '{name}'"):
+            Settings.of(None, {key: value for key, value in GOOD.items() if key != name})
+    with pytest.raises(TypeError, match="settings must be a Settings, got dict"):
+        Settings.of(GOOD, {})
+    with pytest.raises(TypeError, match="settings must be a JSON object, got list"):
+        Settings.from_json("[1]")
+    with pytest.raises(ValueError, match=r"psi must be >= 1, got 0\.5"):
+        Settings.from_json(json.dumps({**GOOD, "psi": 0.5}))
+    with pytest.raises(ValueError, match="eta must be finite, got nan"):
+        Settings.from_json('{"gamma": 0.9, "psi": 2, "slater": 0.3, "T": 5, "eta": NaN}')
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings(**GOOD).psi = 3.0
+
+
+def test_whole_floats_and_numpy_numbers_become_plain_ones():
+    settings = Settings(gamma=np.float64(0.9), psi=2, slater=np.array(0.3), T=1e6, refresh=np.int32(5))
+    assert (type(settings.psi), type(settings.T), type(settings.refresh)) == (float, int, int)
+    assert settings.T == 10**6
+
+
+def bits(settings):
+    return {
+        name: struct.pack("<d", value) if isinstance(value, float) else value
+        for name, value in dataclasses.asdict(settings).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"eps": 0.1 + 0.2, "kappa": 5e-324, "floor": 1e-200, "eta": np.nextafter(0.1, 1), "T": 2**63 - 1},
+        {"gamma": np.nextafter(1, 0), "psi": 1 + 2**-52, "slater": 2**-1074, "alpha_x": 1.7976931348623157e308},
+        {"kappa": -0.0, "alpha_V": 1 / 3, "alpha_lam": math.pi, "radius_V": 1e22, "radius_lam": 1e23},
+        {"order": "trajectory", "mixing_time": 1e16 + 2, "T": None, "eps": 1e-3, "c_o": 2 / 3, "refresh": 1},
+    ],
+)
+def test_json_gives_back_the_same_bits(values):
+    settings = Settings(**{**GOOD, **values})
+    again = Settings.from_json(settings.to_json())
+    assert bits(again) == bits(settings)
+    assert again == settings
+    assert isinstance(json.loads(settings.to_json()), dict)
+
+
+def test_resolved_settings_survive_json_too():
+    settings = Settings(**GOOD, eps=0.07).resolve(7, 3, 2)
+    assert bits(Settings.from_json(settings.to_json())) == bits(settings)
+
+
+@pytest.mark.parametrize("n_utilities", [0, 1, 5])
+@pytest.mark.parametrize("mixing_time", [None, 3.0])
+def test_what_is_left_open_is_the_theory_s(n_utilities, mixing_time):
+    sizes = (7, 3, n_utilities)
+    problem = theory.Problem(*sizes, 0.9, 0.3, 2.0)
+    by_eps = Settings(gamma=0.9, psi=2.0, slater=0.3, eps=0.5, delta=0.2, mixing_time=mixing_time, c_o=1.5)
+    found = by_eps.resolve(*sizes)
+    if mixing_time is None:
+        assert theory.descent_steps(problem, 0.5, 0.2, 1.5) == found.T
+    else:
+        assert theory.async_descent_steps(problem, 0.5, 0.2, 3.0, 1.5) == found.T
+    assert found.kappa == theory.conservatism(problem, 0.5)
+    assert found.floor == theory.reference_floor(problem, 0.5)
+    assert found.eta == theory.step_size(found.T, mixing_time)
+    assert (found.alpha_V, found.alpha_lam, found.alpha_x) == (
+        theory.scale_V(problem),
+        theory.scale_lam(problem),
+        theory.scale_x(problem),
+    )
+    assert (found.radius_V, found.radius_lam) == (theory.radius_V(0.9, 0.3), theory.radius_lam(0.3))
+    assert found.resolve(*sizes) == found
+
+
+def test_without_eps_there_is_no_conservatism_and_the_floor_of_the_largest_eps():
+    found = Settings(**GOOD).resolve(7, 3, 1)
+    problem = theory.Problem(7, 3, 1, 0.9, 0.3, 2.0)
+    assert (found.T, found.kappa, found.eps) == (1000, 0.0, None)
+    assert found.floor == theory.reference_floor(problem, theory.largest_eps(problem))
+
+
+def test_what_is_given_is_kept():
+    given = {
+        "kappa": 0.25,
+        "floor": 0.125,
+        "eta": 0.5,
+        "alpha_V": 2.0,
+        "alpha_lam": 3.0,
+        "alpha_x": 4.0,
+        "radius_V": 5.0,
+        "radius_lam": 6.0,
+    }
+    found = Settings(**GOOD, **given).resolve(7, 3, 1)
+    assert {name: getattr(found, name) for name in given} == given
+
+
+def test_from_theory_is_resolve():
+    found = Settings.from_theory(7, 3, 2, gamma=0.9, slater=0.3, psi=2, eps=0.5, delta=0.1, order="shuffle")
+    assert found == Settings(gamma=0.9, slater=0.3, psi=2, eps=0.5, delta=0.1, order="shuffle").resolve(7, 3, 2)
+    assert None not in (found.T, found.kappa, found.floor, found.eta)
+    with pytest.raises(TypeError, match="steps"):
+        Settings.from_theory(7, 3, 2, gamma=0.9, slater=0.3, psi=2, eps=0.5, steps=5)
+    with pytest.raises(ValueError, match="n_states must be between 1"):
+        Settings.from_theory(0, 3, 2, gamma=0.9, slater=0.3, psi=2, eps=0.5)
+
+
+def test_a_budget_beyond_64_bits_is_an_error_that_names_T():
+    with pytest.raises(ValueError, match=r"T must be between 1 and 9223372036854775807, got \d{20}"):
+        Settings.from_theory(100, 10, 1, gamma=0.999, slater=0.01, psi=2, eps=0.01)

@@ -1,0 +1,134 @@
+"""The compiled cores against the plain NumPy twin, fed the same draws."""
+
+import functools
+
+import numpy as np
+import pytest
+from problems import CORES, ORDERS, Run, random_log, resolved
+
+from dpdl.dataset import Dataset
+from dpdl.twin import Twin
+
+N_STEPS = 10_000
+
+
+def assert_close(actual, expected, relative):
+    """Agreement of (x, V, lam) entry by entry, relative to the entry or to a share of the largest one.
+
+    An entry of x that decayed has the relative error of the absolute one of log x, which is a sum of thousands of steps
+    each with its rounding; a thousandth of the largest entry is far below anything that a policy depends on. V walks
+    through zero, with the rounding of the size it had on the way: a tenth of the largest entry.
+    """
+    for name, mine, theirs, share in zip(("x", "V", "lam"), actual, expected, (1e-3, 0.1, 1e-3), strict=True):
+        scale = np.maximum(abs(theirs), share * abs(theirs).max(initial=0.0))
+        np.testing.assert_array_less(abs(mine - theirs), relative * scale + 1e-300, err_msg=name)
+
+
+def side_by_side(log, settings, seed, n_steps, bounds=None):
+    """Run the twin once and both cores on the same draws; `bounds` replaces those of sum x and sum x/mu_hat."""
+    runs = {kind: Run(kind, log, settings, seed=seed, bounds=bounds) for kind in CORES}
+    records, initial = Run("eager", log, settings, seed=seed).sampler.draw(n_steps)
+    any_run = runs["eager"]
+    twin = Twin(log, any_run.reference.mu_hat, settings, *any_run.start)
+    twin.B1, twin.B2 = bounds or (twin.B1, twin.B2)
+    for record, state in zip(records.tolist(), initial.tolist(), strict=True):
+        twin.step(record, state)
+    for run in runs.values():
+        assert run.core.run(n_steps) == 0
+    return twin, runs
+
+
+@functools.cache
+def run_of(order, n_utilities, psi):
+    # The last action is never taken, so a third of the pairs are behind one lumped coordinate.
+    log = random_log(6, 3, 400, n_utilities, seed=100 * n_utilities + int(10 * psi), used_actions=2, evenness=0.5)
+    settings = resolved(log, gamma=0.8, psi=psi, slater=0.2, T=N_STEPS, order=order, floor=1e-4, kappa=0.1)
+    return side_by_side(log, settings, seed=7, n_steps=N_STEPS)
+
+
+@pytest.mark.parametrize("psi", [1, 1.5, 4, 50])
+@pytest.mark.parametrize("n_utilities", [1, 3, 20])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", CORES)
+def test_core_makes_the_iterates_of_the_twin(kind, order, n_utilities, psi):
+    twin, runs = run_of(order, n_utilities, psi)
+    run = runs[kind]
+    assert run.packed.n_unseen >= 6
+    assert_close(run.point, twin.point, 1e-12)
+    assert_close(run.means, twin.means, 1e-12)
+    assert [run.core.diagnostics[f"case_{k}"] for k in (1, 2, 3, 4)] == twin.cases
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_unseen_pairs_share_their_coordinate_equally(kind):
+    twin, runs = run_of("replacement", 1, 1)
+    run = runs[kind]
+    unseen = np.ones(run.shape, dtype=bool)
+    unseen.ravel()[run.packed.pairs] = False
+    for mine, theirs, total in (
+        (run.point[0], twin.point[0], run.core.point[0][-1]),
+        (run.means[0], twin.means[0], run.core.means[0][-1]),
+    ):
+        assert np.ptp(mine[unseen]) == 0
+        # The twin moves each of them by itself, with the same arithmetic.
+        assert np.ptp(theirs[unseen]) <= 1e-15 * theirs[unseen].max()
+        np.testing.assert_allclose(theirs[unseen].sum(), total, rtol=1e-12)
+    # They did move, by the steps at which the bound on sum x/mu_hat was tight.
+    assert twin.cases[2] > 100
+    assert np.all(run.point[0][unseen] < 0.9 * run.start[0][unseen])
+
+
+@functools.cache
+def tight_run(case):
+    log = random_log(5, 3, 300, 1, seed=6, used_actions=2)
+    settings = resolved(log, gamma=0.5, psi=8, slater=0.5, T=N_STEPS, floor=1e-3, alpha_x=4.0, alpha_V=2.0)
+    any_run = Run("eager", log, settings, seed=0)
+    x = any_run.packed.gather(any_run.start[0])
+    # Bounds that the start meets with equality: the first step up meets one (case 2) or both of them (case 4).
+    bounds = (x.sum(), any_run.packed.c @ x * (100 if case == 2 else 1))
+    return side_by_side(log, settings, seed=11, n_steps=2000, bounds=bounds)
+
+
+@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("case", [2, 4])
+def test_core_makes_the_iterates_of_the_twin_when_the_sum_of_x_is_tight(kind, case):
+    twin, runs = tight_run(case)
+    run = runs[kind]
+    assert twin.cases[case - 1] > 10
+    assert [run.core.diagnostics[f"case_{k}"] for k in (1, 2, 3, 4)] == twin.cases
+    assert_close(run.point, twin.point, 1e-12)
+    assert_close(run.means, twin.means, 1e-12)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_every_pair_seen_and_no_utility(kind):
+    pairs = np.arange(8)
+    rng = np.random.default_rng(0)
+    flat = np.concatenate([pairs, rng.integers(0, 8, 92)])
+    log = Dataset(
+        flat // 2,
+        flat % 2,
+        rng.integers(0, 4, 100),
+        rng.uniform(-1, 1, 100),
+        np.zeros((100, 0)),
+        n_states=4,
+        n_actions=2,
+    )
+    settings = resolved(log, gamma=0.7, psi=1.2, slater=0.5, T=2000, floor=1e-4)
+    twin, runs = side_by_side(log, settings, seed=1, n_steps=2000)
+    assert runs[kind].packed.n_unseen == 0
+    assert_close(runs[kind].point, twin.point, 1e-12)
+    assert_close(runs[kind].means, twin.means, 1e-12)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_averages_are_over_the_iterates_before_each_step(kind):
+    log = random_log(4, 3, 100, 2, seed=3, used_actions=2)
+    settings = resolved(log, gamma=0.8, psi=1.0, slater=0.3, T=300, floor=1e-3)
+    run = Run(kind, log, settings, seed=2)
+    points = []
+    for _ in range(300):
+        points.append(run.point)
+        run.core.run(1)
+    # A mean of 300 numbers gathers some 300 roundings of 1e-16.
+    assert_close(run.means, [np.mean(column, axis=0) for column in zip(*points, strict=True)], 1e-13)
