@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: At most so many values of c get a bin of their own, and only if so many pairs share them.
-OWN_BINS = 24
+OWN_BINS = 4
 SHARED_BY = 8
 
 

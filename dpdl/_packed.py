@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from . import theory
 from .dataset import Dataset
 from .reference import Reference
-from .settings import Settings
+from .settings import Resolved
+
+#: No quantity of a run may come near the range of a double.
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Packed:
     B2: float
 
     @classmethod
-    def build(cls, dataset: Dataset, reference: Reference, settings: Settings) -> Packed:
-        """Lay out a run with resolved settings."""
+    def build(cls, dataset: Dataset, reference: Reference, settings: Resolved) -> Packed:
+        """Lay out a run."""
         S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
         # The log's own pairs come first, in its order, so that records need no translation.
         pairs = np.concatenate([dataset.pairs, np.setdiff1d(reference.pairs, dataset.pairs, assume_unique=True)])
@@ -48,38 +51,64 @@ class Packed:
         if len(pairs) < S * A:
             mu_hat = np.append(mu_hat, reference.floor)
             state = np.append(state, np.int32(0))
-        eta = settings.eta
-        assert eta and settings.alpha_V and settings.alpha_lam and settings.alpha_x  # resolved
-        assert settings.kappa is not None and settings.radius_V and settings.radius_lam
-        return cls(
+        log_cap = np.log(settings.psi / (1 - settings.gamma)) + np.log(mu_hat)
+        if len(pairs) < S * A:
+            log_cap[-1] += np.log(S * A - len(pairs))
+        packed = cls(
             records=dataset.records.view(np.uint8).reshape(len(dataset), -1),
             pairs=pairs,
             n_pairs=S * A,
             state=state,
             c=1 / mu_hat,
-            log_cap=np.log(settings.psi / (1 - settings.gamma)) + np.log(mu_hat),
+            log_cap=log_cap,
             gamma=settings.gamma,
             shift=(1 - settings.gamma) * settings.kappa,
-            rate_V=eta / settings.alpha_V,
-            rate_lam=eta / settings.alpha_lam,
-            rate_x=eta / settings.alpha_x,
+            rate_V=settings.eta / settings.alpha_V,
+            rate_lam=settings.eta / settings.alpha_lam,
+            rate_x=settings.eta / settings.alpha_x,
             radius_V=settings.radius_V,
             radius_lam=settings.radius_lam,
             B1=theory.sum_bound(settings.gamma),
             B2=theory.weight_bound(S, A, I, settings.gamma, settings.psi),
         )
+        packed._check_range(settings)
+        return packed
+
+    def _check_range(self, settings: Resolved) -> None:
+        """Refuse step sizes with which some logarithm could overflow within T steps.
+
+        A step moves log x by at most (rate_x g + 700) c_max, where g bounds c times the advantage, log lam by
+        rate_lam w (1 + shift), and V by rate_V (1 + w), with w <= psi/(1-gamma).
+        """
+        w = settings.psi / (1 - settings.gamma)
+        c_max = float(self.c.max())
+        advantage = 1 + 2 * self.radius_V + self.radius_lam * (1 + self.shift)
+        for name, step, growth in (
+            ("alpha_x", self.rate_x, (self.rate_x * c_max * advantage + 700) * c_max * settings.T),
+            ("alpha_lam", self.rate_lam, self.rate_lam * w * (1 + self.shift) * settings.T),
+            ("alpha_V", self.rate_V, self.rate_V * (1 + w)),
+        ):
+            if not growth < LARGEST:
+                raise ValueError(f"eta/{name} = {step:g} is so large that {settings.T} steps could overflow")
 
     @property
     def n_unseen(self) -> int:
         """Pairs behind the last coordinate; 0 if every pair was seen."""
         return self.n_pairs - len(self.pairs)
 
-    def gather(self, dense: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Coordinates of a vector over all pairs."""
+    def gather_logs(self, dense: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Coordinates of the logarithm of a vector over all pairs; unseen pairs must have one common value."""
         flat = dense.ravel()
-        if self.n_unseen == 0:
-            return flat[self.pairs]
         seen = flat[self.pairs]
-        unseen = np.ones(len(flat), dtype=bool)
-        unseen[self.pairs] = False
-        return np.append(seen, flat[unseen].sum())
+        if self.n_unseen == 0:
+            return seen
+        unseen = np.setdiff1d(np.arange(len(flat)), self.pairs, assume_unique=True)
+        values = flat[unseen]
+        different = np.flatnonzero(abs(values - values[0]) > 1e-9 * max(1.0, abs(values[0])))
+        if different.size:
+            index = np.unravel_index(unseen[different[0]], dense.shape)
+            raise ValueError(
+                f"start.log_x{[int(k) for k in index]} = {values[different[0]].item()!r} differs from "
+                f"{values[0].item()!r}: pairs that the data never shows must have one common value"
+            )
+        return np.append(seen, values[0] + np.log(self.n_unseen))

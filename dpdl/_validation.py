@@ -72,7 +72,7 @@ def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1)
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
     if not isinstance(value, numbers.Integral) and not float(value).is_integer():
         raise ValueError(f"{name} must be a whole number, got {value!r}")
-    number = int(value)
+    number = int(value) if isinstance(value, numbers.Integral) else int(float(value))
     if not at_least <= number <= at_most:
         raise ValueError(f"{name} must be between {at_least} and {at_most}, got {number}")
     return number
@@ -178,6 +178,8 @@ def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) ->
 def generator(rng: Any) -> np.random.Generator:
     """Make a ``numpy.random.Generator`` of `rng`: None, a seed, or a Generator, which is used as it is."""
     if rng is None or (isinstance(rng, (int, np.integer, np.random.SeedSequence)) and not isinstance(rng, bool)):
+        if isinstance(rng, (int, np.integer)) and rng < 0:
+            raise ValueError(f"rng must be a seed >= 0, got {rng}")
         return np.random.default_rng(rng)
     if isinstance(rng, np.random.Generator):
         return rng

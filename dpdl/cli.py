@@ -131,7 +131,9 @@ def _demo(options: Any) -> None:
     grid = hazard_gridworld()
     print("A robot crosses a field from S to G, over and over. ^ is fire, ~ is mud, # is wall; it slips now and then.")
     print(f"It may touch each only so often.\n\n{grid}\n")
-    print(f"The log: {options.transitions:,} steps of a mediocre driver. Learning from it for {options.steps:,} steps ...")
+    print(
+        f"The log: {options.transitions:,} steps of a mediocre driver. Learning from it in {options.steps:,} steps ..."
+    )
     sys.stdout.flush()
     demo = run_demo(options.transitions, options.steps, options.seed)
     result = demo.result

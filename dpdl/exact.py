@@ -231,10 +231,13 @@ def concentrability(cmdp: CMDP, mu: ArrayLike) -> float:
     if best is None:
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
     reward = float(best @ cmdp.r.ravel()) - programs.TOLERANCE
-    covered = _best_occupancy(cmdp, 0.0, programs.region(cmdp, np.inf, data))
+    support = data.ravel() > 0
+    covered: Array | None = best
+    if best[~support].any():
+        covered = _best_occupancy(cmdp, 0.0, programs.region(cmdp, np.inf, data))
     if covered is None or covered @ cmdp.r.ravel() < reward:
         return np.inf
-    ratios = np.divide(covered, data.ravel(), where=data.ravel() > 0, out=np.zeros(data.size))
+    ratios = np.divide(covered, data.ravel(), where=support, out=np.zeros(data.size))
     psi = max(1.0, float(ratios.max()))
     # The answer must be of order one in the program's own units, or HiGHS's absolute tolerance shows in it.
     for _ in range(50):

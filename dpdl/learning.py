@@ -24,7 +24,7 @@ from .dataset import INT32_MAX, Dataset
 from .premises import Run, guarantee, premises
 from .reference import Reference, estimate_reference
 from .result import MESSAGES, Coordinates, Point, Result, Status
-from .settings import Settings
+from .settings import Resolved, Settings
 
 Array = NDArray[np.float64]
 Callback = Callable[[Result], object]
@@ -101,7 +101,7 @@ def learn(
     (True, [[0.5, 0.5]])
     """
     setup = _prepare(dataset, settings, keywords, rho0, initial_states, rng, n_reference, reference, start, known)
-    total = setup.n_steps
+    total = setup.settings.T
     every = -(-total // 100) if callback_every is None else check.whole("callback_every", callback_every, at_least=1)
     fixed = None if chunk is None else check.whole("chunk", chunk, at_least=1)
     if callback is not None and not callable(callback):
@@ -141,7 +141,7 @@ class _Setup:
 
     core: Any
     packed: Packed
-    settings: Settings
+    settings: Resolved
     reference: Reference
     n_utilities: int
     fresh: bool
@@ -149,14 +149,8 @@ class _Setup:
     as_stated: bool
     known: frozenset[str]
 
-    @property
-    def n_steps(self) -> int:
-        assert self.settings.T is not None
-        return self.settings.T
-
     def result(self, status: Status, message: str | None = None) -> Result:
         x_mean, V_mean, lam_mean = self.core.means
-        x, V, lam = self.core.point
         run = self._run()
         return Result(
             status=status,
@@ -165,11 +159,11 @@ class _Setup:
             settings=self.settings,
             reference=self.reference,
             coordinates=self._coordinates(x_mean),
-            last_coordinates=self._coordinates(x),
+            last_coordinates=self._log_coordinates(self.core.log_x),
             V_mean=V_mean,
             lam_mean=lam_mean,
-            V=V,
-            lam=lam,
+            V=self.core.point[1],
+            log_lam=self.core.log_lam,
             premises=premises(run) if run else (),
             guarantee=guarantee(run) if run and status is Status.COMPLETED else None,
             diagnostics=self.core.diagnostics,
@@ -179,11 +173,16 @@ class _Setup:
         n = len(self.packed.pairs)
         return Coordinates(self.packed.pairs, x[:n], x[n] / self.packed.n_unseen if self.packed.n_unseen else 0.0)
 
+    def _log_coordinates(self, log_x: Array) -> Coordinates:
+        n = len(self.packed.pairs)
+        return Coordinates(
+            self.packed.pairs, log_x[:n], log_x[n] - math.log(self.packed.n_unseen) if self.packed.n_unseen else -math.inf
+        )
+
     def _run(self) -> Run | None:
         s = self.settings
         if self.core.n_steps == 0:
             return None
-        assert s.eta and s.alpha_V and s.alpha_lam and s.alpha_x and s.floor and s.kappa is not None  # resolved
         return Run(
             problem=s.problem(self.reference.n_states, self.reference.n_actions, self.n_utilities),
             eps=s.eps,
@@ -227,22 +226,22 @@ def _prepare(
         raise ValueError(
             f"gamma = {chosen.gamma} differs from {dataset.units.gamma}, with which the costs were converted"
         )
-    vouched = frozenset(known) if not isinstance(known, str) else frozenset([known])
-    for name in sorted(vouched - {"psi", "slater", "mixing_time"}):
-        raise ValueError(f"known must name 'psi', 'slater' or 'mixing_time', got {name!r}")
+    if not isinstance(known, (tuple, list, set, frozenset)):
+        raise TypeError(f"known must be a collection of names, got {known!r}")
+    for name in known:
+        check.choice("known", name, ("psi", "slater", "mixing_time"))
     generator = check.generator(rng)
     S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
     states, probabilities = _initial(rho0, initial_states, S)
     resolved = chosen.resolve(S, A, I)
-    assert resolved.floor is not None and resolved.T is not None
     descent, reference, disjoint = _split(dataset, n_reference, reference, resolved.floor)
     if resolved.order == "shuffle" and len(descent) > INT32_MAX:
         raise ValueError(f"order 'shuffle' keeps a permutation of at most {INT32_MAX} records, got {len(descent)}")
     packed = Packed.build(descent, reference, resolved)
-    x, V, lam = _start(start, packed, reference, resolved, S, A, I)
+    log_x, V, lam = _start(start, packed, resolved, S, A, I)
     sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
     return _Setup(
-        core=_core.LazyCore(packed, Bins.of(packed.c), sampler, np.log(x), V, lam, _refresh(resolved, len(x))),
+        core=_core.LazyCore(packed, Bins.of(packed.c), sampler, log_x, V, lam, _refresh(resolved, len(log_x))),
         packed=packed,
         settings=resolved,
         reference=reference,
@@ -250,11 +249,11 @@ def _prepare(
         fresh=resolved.order != "replacement" and len(descent) >= resolved.T,
         disjoint=disjoint,
         as_stated=start is None and chosen.radius_V is None and chosen.radius_lam is None,
-        known=vouched,
+        known=frozenset(known),
     )
 
 
-def _refresh(settings: Settings, n_coordinates: int) -> int:
+def _refresh(settings: Resolved, n_coordinates: int) -> int:
     """Steps between full recomputations: often enough to bound drift, seldom enough to be free."""
     return settings.refresh or max(2**16, 4 * n_coordinates)
 
@@ -298,39 +297,36 @@ def _split(
 
 
 def _start(
-    start: Point | None, packed: Packed, reference: Reference, settings: Settings, S: int, A: int, I: int
+    start: Point | None, packed: Packed, settings: Resolved, S: int, A: int, I: int
 ) -> tuple[Array, Array, Array]:
-    """The starting point, by coordinates, checked to be feasible."""
-    assert settings.radius_V is not None and settings.radius_lam is not None
+    """The starting point, log x by coordinates, checked to be feasible."""
     if start is None:
         share = theory.sparsity(S, A, I) / (S * A) / (1 - settings.gamma)
-        x = share / packed.c
+        log_x = math.log(share) - np.log(packed.c)
         if packed.n_unseen:
-            x[-1] *= packed.n_unseen
+            log_x[-1] += math.log(packed.n_unseen)
         V, lam = np.zeros(S), np.full(I, 1 / (settings.slater * max(I, 1)))
+        blame = f"the default start is infeasible; floor = {settings.floor:g} may be too large"
     else:
-        dense, V, lam = (
+        if not isinstance(start, tuple) or len(start) != 3:
+            raise TypeError(f"start must be a Point (log_x, V, log_lam), got {type(start).__name__}")
+        dense, V, log_lam = (
             check.numbers_array(f"start.{name}", value, shape=shape)
-            for name, value, shape in zip(("x", "V", "lam"), Point(*start), ((S, A), (S,), (I,)), strict=True)
+            for name, value, shape in zip(Point._fields, start, ((S, A), (S,), (I,)), strict=True)
         )
-        for name, array in (("x", dense), ("lam", lam)):
-            if not (array > 0).all():
-                index = tuple(int(k) for k in np.argwhere(array <= 0)[0])
-                raise ValueError(f"start.{name}{list(index)} = {array[index]!r} must be > 0: a KL step never leaves 0")
-        x = packed.gather(dense)
-    slack = 1 + FEASIBLE
-    _within("sum x", x.sum(), packed.B1 * slack, packed.B1)
-    _within("sum x/mu_hat", packed.c @ x, packed.B2 * slack, packed.B2)
-    n = len(packed.pairs)
-    worst = int(np.argmax(np.log(x[:n]) - packed.log_cap[:n])) if n else 0
-    cap = math.exp(packed.log_cap[worst])
-    s, a = divmod(int(packed.pairs[worst]), A)
-    _within(f"x[{s}, {a}]", x[worst], cap * slack, cap)
-    _within("max |V|", abs(V).max(), settings.radius_V * slack, settings.radius_V)
-    _within("sum lam", lam.sum(), settings.radius_lam * slack, settings.radius_lam)
-    return x, V, lam
-
-
-def _within(name: str, value: float, limit: float, bound: float) -> None:
-    if value > limit:
-        raise ValueError(f"infeasible start: {name} = {value:.6g} exceeds its bound {bound:.6g}")
+        log_x, lam = packed.gather_logs(dense), np.exp(log_lam)
+        blame = "infeasible start"
+    x = np.exp(log_x)
+    worst = int(np.argmax(log_x - packed.log_cap))
+    pair = packed.pairs[worst] if worst < len(packed.pairs) else -1
+    name = f"x[{pair // A}, {pair % A}]" if pair >= 0 else "x of the unseen pairs"
+    for name, value, bound in (
+        ("sum x", x.sum(), packed.B1),
+        ("sum x/mu_hat", packed.c @ x, packed.B2),
+        (name, x[worst], math.exp(packed.log_cap[worst])),
+        ("max |V|", abs(V).max(), settings.radius_V),
+        ("sum lam", lam.sum(), settings.radius_lam),
+    ):
+        if not value <= bound * (1 + FEASIBLE):
+            raise ValueError(f"{blame}: {name} = {value:.6g} exceeds its bound {bound:.6g}")
+    return log_x, V, lam

@@ -39,6 +39,13 @@ class Reference:
     n_states: int
     n_actions: int
 
+    def __post_init__(self) -> None:
+        check.real("floor", self.floor, at_least=SMALLEST_FLOOR, at_most=1)
+        pairs = check.indices("pairs", self.pairs, self.n_states * self.n_actions, dtype=np.int64)
+        counts = check.indices("counts", self.counts, 2**63 - 1, shape=pairs.shape, dtype=np.int64)
+        if len(pairs) == 0 or (np.diff(pairs) <= 0).any() or (counts < 1).any() or counts.sum() != self.n_samples:
+            raise ValueError("pairs must ascend, and counts must be positive and add up to n_samples")
+
     @property
     def n_visited(self) -> int:
         """Number of pairs that were seen at least once."""

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import policy as policies
 from .premises import Premise
 from .reference import Reference
-from .settings import Settings
+from .settings import Resolved
 
 Array = NDArray[np.float64]
 
@@ -37,11 +37,36 @@ MESSAGES = {
 
 
 class Point(NamedTuple):
-    """A point of the saddle problem: x (S, A), V (S,), lam (I,)."""
+    """A point of the saddle problem: log x (S, A), V (S,), log lam (I,).
 
-    x: Array
+    In logarithms, because x and lam must stay positive for ever and may be as small as e^-5000.
+    """
+
+    log_x: Array
     V: Array
-    lam: Array
+    log_lam: Array
+
+    @classmethod
+    def of(cls, x: ArrayLike, V: ArrayLike, lam: ArrayLike) -> Point:
+        """Make a point of x and lam themselves.
+
+        Examples
+        --------
+        >>> Point.of([[1.0]], [0.0], [2.0]).x
+        array([[1.]])
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):  # a start that is not positive is refused later, by name
+            return cls(np.log(x), np.asarray(V), np.log(lam))
+
+    @property
+    def x(self) -> Array:
+        """x itself; may underflow to zero where log_x does not."""
+        return np.exp(self.log_x)
+
+    @property
+    def lam(self) -> Array:
+        """lam itself; may underflow to zero where log_lam does not."""
+        return np.exp(self.log_lam)
 
 
 @dataclass(frozen=True)
@@ -77,7 +102,7 @@ class Result:
         pi(a|s) proportional to x_mean(s, a).
     last : Point
         The iterate after the last step; a `start` for another run.
-    settings : Settings
+    settings : Resolved
         What was used, with nothing left at None that the run needed.
     reference : Reference
         The mu_hat that was used.
@@ -93,14 +118,14 @@ class Result:
     status: Status
     message: str
     n_steps: int
-    settings: Settings
+    settings: Resolved
     reference: Reference
     coordinates: Coordinates = field(repr=False)
     last_coordinates: Coordinates = field(repr=False)
     V_mean: Array = field(repr=False)
     lam_mean: Array = field(repr=False)
     V: Array = field(repr=False)
-    lam: Array = field(repr=False)
+    log_lam: Array = field(repr=False)
     premises: tuple[Premise, ...] = field(repr=False)
     guarantee: str | None
     diagnostics: dict[str, int]
@@ -123,5 +148,5 @@ class Result:
     @property
     def last(self) -> Point:
         """The iterate after the last step."""
-        x = self.last_coordinates.dense(self.reference.n_states, self.reference.n_actions)
-        return Point(x, self.V, self.lam)
+        log_x = self.last_coordinates.dense(self.reference.n_states, self.reference.n_actions)
+        return Point(log_x, self.V, self.log_lam)

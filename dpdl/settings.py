@@ -83,7 +83,7 @@ class Settings:
     refresh: int | None = None
 
     def __post_init__(self) -> None:
-        bounds: dict[str, dict[str, float]] = {
+        bounds: dict[str, dict[str, Any]] = {
             "gamma": {"above": 0, "below": 1},
             "psi": {"at_least": 1},
             "slater": {"above": 0, "at_most": 1},
@@ -122,18 +122,17 @@ class Settings:
         """Give what the constants of `theory` depend on."""
         return theory.Problem(n_states, n_actions, n_utilities, self.gamma, self.slater, self.psi)
 
-    def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Settings:
+    def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Resolved:
         """Fill in by theory whatever is None, except eps and mixing_time: what stays None there was not claimed."""
         problem = self.problem(n_states, n_actions, n_utilities)
-        eps = self.eps
-        n_steps = self.T
-        if n_steps is None:
-            assert eps is not None  # __post_init__
+        eps, n_steps = self.eps, self.T
+        if eps is not None and n_steps is None:
             if self.mixing_time is None:
                 n_steps = theory.descent_steps(problem, eps, self.delta, self.c_o)
             else:
                 n_steps = theory.async_descent_steps(problem, eps, self.delta, self.mixing_time, self.c_o)
-        defaults = {
+        assert n_steps is not None  # __post_init__ asks for one of the two
+        values: dict[str, Any] = {
             "T": n_steps,
             "kappa": 0.0 if eps is None else theory.conservatism(problem, eps),
             "floor": theory.reference_floor(problem, theory.largest_eps(problem) if eps is None else eps),
@@ -144,7 +143,8 @@ class Settings:
             "radius_V": theory.radius_V(self.gamma, self.slater),
             "radius_lam": theory.radius_lam(self.slater),
         }
-        return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return Resolved(**(values | given))
 
     @classmethod
     def from_theory(
@@ -159,7 +159,7 @@ class Settings:
         eps: float,
         delta: float = 0.05,
         **others: Any,
-    ) -> Settings:
+    ) -> Resolved:
         """Give the constants of theorem algB-thm-demo in full, T included.
 
         Examples
@@ -197,3 +197,18 @@ class Settings:
         if missing:
             raise TypeError(f"missing setting {missing[0]!r}")
         return cls(**keywords)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Settings):
+    """Settings with nothing left open that a run needs; made by `Settings.resolve`."""
+
+    T: int
+    kappa: float
+    floor: float
+    eta: float
+    alpha_V: float
+    alpha_lam: float
+    alpha_x: float
+    radius_V: float
+    radius_lam: float

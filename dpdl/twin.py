@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from . import theory
 from .dataset import Dataset
-from .settings import Settings
+from .settings import Resolved
 
 Array = NDArray[np.float64]
 
@@ -34,15 +34,15 @@ class Twin:
         The log; `step` takes record numbers.
     mu_hat : array, shape (S, A)
         Estimate of the reference distribution.
-    settings : Settings
-        Resolved settings.
+    settings : Resolved
+        Constants.
     x, V, lam : arrays
         Starting point, shapes (S, A), (S,), (I,).
     """
 
     dataset: Dataset
     mu_hat: Array
-    settings: Settings
+    settings: Resolved
     x: Array
     V: Array
     lam: Array
@@ -137,7 +137,7 @@ def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: fl
 
     def feasible(log_x: Array) -> bool:
         x = np.exp(log_x)
-        return x.sum() <= B1 * (1 + TOLERANCE) and c @ x <= B2 * (1 + TOLERANCE)
+        return bool(x.sum() <= B1 * (1 + TOLERANCE) and c @ x <= B2 * (1 + TOLERANCE))
 
     log_x = candidate(0.0, 0.0)
     if feasible(log_x):

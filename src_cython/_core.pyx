@@ -4,6 +4,7 @@ Python validates, allocates and decides; everything here trusts its inputs, runs
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from numpy.random cimport bitgen_t
 
@@ -26,13 +27,16 @@ CODES = {
     _kkt.OK: "ok",
     _kkt.NO_CONVERGENCE: "the root finder of the x-update did not converge",
     _kkt.NOT_FINITE: "a number that must be finite is not",
+    _kkt.OUT_OF_REACH: "the x-update left the range of the binned sums",
 }
 
 # The fields of _model.Counters, in order.
 COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iterations", "refreshes", "rebases")
 
 cdef enum:
-    BLOCK = 256         # draws made ahead of the steps that use them
+    BLOCK = 1024        # draws made ahead of the steps that use them
+    AHEAD = 8           # steps between two stages of prefetching
+    CACHED = 1 << 20    # bytes that the caches hold anyway
 
 VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
 MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
@@ -255,6 +259,11 @@ cdef class Core:
         return self.x, self.V_rows["v"].copy(), self.lam_rows["lam"].copy()
 
     @property
+    def log_lam(self):
+        """Logarithm of the present lam."""
+        return self.lam_rows["log"].copy()
+
+    @property
     def means(self):
         """Averages (x, V, lam) over the iterates before each step taken; the start itself if none was."""
         now = self.n_steps
@@ -343,7 +352,8 @@ cdef class LazyCore(Core):
 
     cdef _lazy.Lazy lazy
     cdef readonly object bins, members
-    cdef object frame
+    cdef object frame, moments
+    cdef bint far       # the data does not fit the caches
 
     def __init__(self, problem, bins, Sampler sampler, log_x, V, lam, int64_t refresh, double threshold=0.25):
         cdef int64_t n = len(log_x), n_bins = len(bins.centre)
@@ -360,9 +370,9 @@ cdef class LazyCore(Core):
         self.members["d"] = bins.d
         self.members["state"] = problem.state
         self.members["bin"] = bins.bin
-        # shift, tau, factor, trial, then the moments and the past: one row of n_bins each
-        self.frame = np.zeros((4 + 2 * _lazy.N_MOMENTS, n_bins))
+        self.frame = np.zeros((4, n_bins))      # shift, tau, factor, trial
         self.frame[2] = 1.0
+        self.moments = np.zeros((2, n_bins, _lazy.ROW))     # m and q
         self.lazy.n = n
         self.lazy.member = <_lazy.Member *> address(self.members)
         self.lazy.order = <const int32_t *> address(bins.order)
@@ -375,8 +385,9 @@ cdef class LazyCore(Core):
         self.lazy.tau = <double *> address(self.frame[1])
         self.lazy.factor = <double *> address(self.frame[2])
         self.lazy.trial = <double *> address(self.frame[3])
-        self.lazy.moment = <double *> address(self.frame[4])
-        self.lazy.past = <double *> address(self.frame[4 + _lazy.N_MOMENTS])
+        self.lazy.moment = <double *> address(self.moments[0])
+        self.lazy.past = <double *> address(self.moments[1])
+        self.far = self.members.nbytes + self.V_rows.nbytes + problem.records.nbytes > CACHED
         self.lazy.since = 0
         self.lazy.threshold = threshold
         self.lazy.refresh = refresh
@@ -389,11 +400,26 @@ cdef class LazyCore(Core):
         cdef int64_t k
         cdef int code
         for k in range(n):
+            if self.far:
+                self.prefetch(records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
             if code != _kkt.OK:
                 return code
         return _kkt.OK
+
+    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k, int64_t n) noexcept nogil:
+        """Ask for what later steps will read: first the record, then what it points to, then what that points to."""
+        cdef const _model.Head *h
+        if k + 3 * AHEAD < n:
+            _random.dpdl_prefetch(_model.head(&self.model, records[k + 3 * AHEAD]))
+        if k + 2 * AHEAD < n:
+            h = _model.head(&self.model, records[k + 2 * AHEAD])
+            _random.dpdl_prefetch(&self.lazy.member[h.pair])
+            _random.dpdl_prefetch(&self.V[h.s_next])
+            _random.dpdl_prefetch(&self.V[initial[k + 2 * AHEAD]])
+        if k + AHEAD < n:
+            _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
     def _fraction(self):
         """f_i = x_i / z_i as a logarithm, for every pair."""
@@ -415,9 +441,9 @@ cdef class LazyCore(Core):
         """The sum of x over the iterates before each step taken."""
         members, b = self.members, self.members["bin"]
         past = np.zeros(len(members))
-        for row in self.frame[:3 + _lazy.N_MOMENTS:-1]:
+        for q in self.moments[1].T[_lazy.DEGREE::-1]:
             past *= members["d"]
-            past += row[b]
+            past += q[b]
         quiet = self.n_steps - self.lazy.since
         return members["acc"] + (members["low"] + members["z"] * past) + quiet * self.x
 
@@ -425,6 +451,33 @@ cdef class LazyCore(Core):
     def kept_sums(self):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
+
+
+    def floor(self, int64_t n):
+        """What no step can avoid, n times: the draws, the gathers, the update's two exponentials. Changes nothing.
+
+        The yardstick of the benchmarks; returns a number that depends on all of it.
+        """
+        cdef int64_t records[BLOCK]
+        cdef int32_t initial[BLOCK]
+        cdef int64_t block, k
+        cdef const _model.Head *h
+        cdef _lazy.Member *j
+        cdef double x, weight, total = 0.0
+        with self.sampler.bit_generator.lock, nogil:
+            while n > 0:
+                block = BLOCK if n > BLOCK else n
+                _random.fill(&self.sampler.draws, records, initial, block)
+                for k in range(block):
+                    if self.far:
+                        self.prefetch(records, initial, k, block)
+                    h = _model.head(&self.model, records[k])
+                    j = &self.lazy.member[h.pair]
+                    weight = (h.r + self.V[initial[k]].v) - self.V[j.state].v + self.V[h.s_next].v
+                    x = exp(j.log_z + 1e-9 * weight)
+                    total += x + exp(-1e-9 * x * _model.utilities(h)[0])
+                n -= block
+        return total
 
 
 # ---------------------------------------------------------------------------------------------------- kernels
@@ -473,8 +526,9 @@ def lam_update(log_lam, const double[::1] u, double shift, double weight, double
     rows["lam"] = np.exp(log_lam)
     cdef _duals.Multiplier *lam = <_duals.Multiplier *> address(rows)
     cdef int64_t n = len(log_lam)
-    with nogil:
-        _duals.update_lam(lam, n, &u[0], shift, weight, rate, radius)
+    if n:
+        with nogil:
+            _duals.update_lam(lam, n, &u[0], shift, weight, rate, radius)
     return rows["log"].copy(), rows["lam"].copy()
 
 

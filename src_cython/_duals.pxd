@@ -73,7 +73,7 @@ cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double 
     total = 0.0
     for i in range(n):
         total += exp(lam[i].log - top)
-    scale = top + log(total / radius)
+    scale = log(total / radius)
     for i in range(n):
-        lam[i].log -= scale
+        lam[i].log = (lam[i].log - top) - scale      # top may be large: it must cancel before anything is added
         lam[i].lam = exp(lam[i].log)

@@ -10,7 +10,8 @@ alpha, and the dual is concave. So the four cases of the paper, capped or not, a
     G(0) <= B2: beta = 0       (case 1 if alpha = 0, else case 2)
     otherwise:  G(beta) = B2   (case 3 if alpha = 0, else case 4)
 
-The caller provides the sums over i != j as a function of beta, so the same search serves a dense vector and binned moments.
+The caller provides the sums over i != j as a function of beta, so the same search serves a dense vector and binned
+moments.
 """
 
 from libc.math cimport exp, fabs, isfinite, log, log1p
@@ -55,6 +56,7 @@ ctypedef struct Update:         # the solution
     double x
     double log_x
     bint capped
+    Moments others              # at beta, before the factor exp(-alpha)
     int kind                    # the paper's case, 1 .. 4
     int iterations
     int code
@@ -100,7 +102,9 @@ cdef inline void respond(double log_free, double c, double log_cap, const Moment
     q.slope = -(shrink * (m.s2 - mean * (2.0 * m.s1 - mean * m.s0)) + (c - mean) * ((c - mean) * q.x))
 
 
-cdef inline void settle(Update *u, const Response *q, double beta, int iterations, int code) noexcept nogil:
+cdef inline void settle(Update *u, const Response *q, const Moments *m, double beta, int iterations,
+                        int code) noexcept nogil:
+    u.others = m[0]
     u.alpha = q.alpha
     u.beta = beta
     u.x = q.x
@@ -119,10 +123,10 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     function is convex and decreasing, so Newton from the left climbs to the root without overshooting.
 
     Invariant of the loop: G(origin + low) > B2 >= G(origin + high); the root lies in (low, high]. A Newton step that
-    leaves the bracket, or follows one that did not halve the excess, is replaced by bisection: the slope is a difference
-    that loses its meaning when all c are nearly equal. beta is kept as origin + offset because
-    near the point where j leaves its cap, c_j beta cancels against a step that may be 10^6: measuring from that
-    point (`leave`) keeps x_j exact.
+    leaves the bracket, or follows one that did not halve the excess, is replaced by bisection: the slope is a
+    difference that loses its meaning when all c are nearly equal. beta is kept as origin + offset because near the
+    point where j leaves its cap, c_j beta cancels against a step that may be 10^6: measuring from that point (`leave`)
+    keeps x_j exact.
     """
     cdef Moments m
     cdef Response q
@@ -137,10 +141,10 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     code = moments_at(context, 0.0, &m)
     respond(log_free, j.c, log_cap, &m, B1, &q)
     if code != OK or q.weighted <= B2 * (1.0 + TOLERANCE):
-        settle(u, &q, 0.0, 0, code)
+        settle(u, &q, &m, 0.0, 0, code)
         return
     if not isfinite(q.weighted):
-        settle(u, &q, 0.0, 0, NOT_FINITE)
+        settle(u, &q, &m, 0.0, 0, NOT_FINITE)
         return
     # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
     beyond = 1.01 * log1p((m.s1 + j.c * exp(log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
@@ -155,24 +159,24 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         elif q.slope < 0.0:
             step = log1p((q.weighted - B2) / target) * ((q.weighted - B2 + target) / -q.slope)
         offset = 0.5 * (low + high) if bisect else offset + step
-        if low < leave - origin < offset:       # do not step over the kink
-            offset = leave - origin
         if not low < offset < high:
             offset = 0.5 * (low + high)
             if not low < offset < high:         # neighbouring numbers: take the feasible one
                 offset = high
+        if low < leave - origin < offset:       # do not step over the kink
+            offset = leave - origin
         code = moments_at(context, origin + offset, &m)
         if code != OK:
-            settle(u, &q, origin + offset, iteration, code)
+            settle(u, &q, &m, origin + offset, iteration, code)
             return
         respond(log_free - j.c * offset, j.c, log_cap, &m, B1, &q)
         if not isfinite(q.weighted):
-            settle(u, &q, origin + offset, iteration, NOT_FINITE)
+            settle(u, &q, &m, origin + offset, iteration, NOT_FINITE)
             return
         bisect = not bisect and fabs(q.weighted - B2) > 0.5 * excess
         excess = fabs(q.weighted - B2)
         if fabs(q.weighted - B2) <= TOLERANCE * B2 or offset == high:
-            settle(u, &q, origin + offset, iteration, OK)
+            settle(u, &q, &m, origin + offset, iteration, OK)
             return
         if q.weighted > B2:
             low = offset
@@ -184,4 +188,4 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             low = 0.0
             offset = 0.0
             origin = leave
-    settle(u, &q, origin + offset, iteration, NO_CONVERGENCE)
+    settle(u, &q, &m, origin + offset, iteration, NO_CONVERGENCE)

@@ -1,12 +1,12 @@
 """The lazy frame: x without touching every pair when every pair moves.
 
-All coordinates but the sampled one move by a factor exp(-alpha - c_i beta) that depends on c_i alone. So pairs are sorted
-by c into bins, and a bin carries the factor for its members. With bin centre c_b, half-width h_b and
+All coordinates but the sampled one move by a factor exp(-alpha - c_i beta) that depends on c_i alone. So pairs are
+sorted by c into bins, and a bin carries the factor for its members. With bin centre c_b, half-width h_b and
 d_i = (c_i - c_b)/h_b in [-1, 1],
 
     x_i = z_i exp(-shift_b - d_i tau_b),    shift_b = sum (alpha + c_b beta),    tau_b = sum h_b beta
 
-over the steps since the bin was last rebased. Only the sampled pair's z ever changes. Sums over a bin come from moments:
+over the steps since the bin was last rebased. Only the sampled pair's z changes. Sums over a bin come from moments:
 
     sum_{i in b} d_i^p x_i = exp(-shift_b) sum_k (-tau_b)^k / k!  m_{b,k+p},    m_{b,k} = sum_{i in b} z_i d_i^k.
 
@@ -24,8 +24,8 @@ that jump. Moments gather one rounding a touch: at most refresh * 2^-53 of their
 Kept totals are compensated, and are re-derived from the moments at every shift.
 
 Averages. sum_t x_i^t = acc_i + z_i P_i with P_i = sum_k d_i^k q_{b,k} + quiet f_i, where q_{b,k} gathers
-exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift, quiet counts the steps since, f_i = x_i / z_i. When z_i
-changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b.
+exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift, quiet counts the steps since, f_i = x_i / z_i. When
+z_i changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b.
 """
 
 from libc.math cimport exp
@@ -39,6 +39,7 @@ from _sums cimport Sum, add, reset, value
 cdef enum:
     DEGREE = 12
     N_MOMENTS = 13      # DEGREE + 1
+    ROW = 16            # a bin's moments start on a cache line
 
 cdef extern from *:
     """
@@ -71,8 +72,8 @@ ctypedef struct Lazy:
     double *shift
     double *tau
     double *factor              # exp(-shift)
-    double *moment              # m[k * n_bins + b]
-    double *past                # q[k * n_bins + b]
+    double *moment              # m[ROW b + k]
+    double *past                # q[ROW b + k]
     double *trial               # exp(-c_b beta), workspace of sums
     int64_t since               # the step of the last shift or rebase of all: quiet = now - since
     Sum total                   # sum x
@@ -80,6 +81,7 @@ ctypedef struct Lazy:
     double squared              # sum c^2 x, only as good as a slope needs
     double threshold
     int64_t refresh
+    int64_t next_refresh
     Counters *counters
     # The sampled pair's old share, which sums leave out.
     double x_old
@@ -97,31 +99,41 @@ cdef inline double fraction(const Lazy *f, const Member *i) noexcept nogil:
 
 cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
     """sum_k d_i^k q_{b,k}: the sum of f_i over the steps before the last shift."""
-    cdef const double *q = f.past + i.bin
-    cdef double p
+    cdef const double *q = f.past + ROW * i.bin
+    cdef double even, odd, square = i.d * i.d
     cdef int k
     if i.bin >= f.n_wide:
         return q[0]
-    p = q[DEGREE * f.n_bins]
-    for k in range(DEGREE - 1, -1, -1):
-        p = p * i.d + q[k * f.n_bins]
-    return p
+    even = q[DEGREE]
+    odd = q[DEGREE - 1]
+    for k in range(DEGREE - 2, 0, -2):      # two short chains instead of a long one
+        even = even * square + q[k]
+        odd = odd * square + q[k - 1]
+    return even * square + q[0] + i.d * odd
 
 
 cdef inline void add_to_moments(Lazy *f, const Member *i, double dz) noexcept nogil:
-    cdef double *m = f.moment + i.bin
+    cdef double *m = f.moment + ROW * i.bin
+    cdef double odd = dz * i.d, square = i.d * i.d
     cdef int k
     m[0] += dz
     if i.bin < f.n_wide:
-        for k in range(1, N_MOMENTS):
-            dz *= i.d
-            m[k * f.n_bins] += dz
+        m[1] += odd
+        for k in range(2, DEGREE, 2):
+            dz *= square
+            odd *= square
+            m[k] += dz
+            m[k + 1] += odd
+        m[DEGREE] += dz * square
 
 
 cdef inline void touch(Lazy *f, Member *i, double log_z, double z, double frac, int64_t now) noexcept nogil:
-    """Give a pair a new z. Invariant: acc + z P is the sum of x over the steps before `now`."""
+    """Give a pair a new z; frac = f_i. Invariant: acc + z P is the sum of x over the steps before `now`."""
     cdef double dz = z - i.z
-    add(&i.acc, -dz * (past_of(f, i) + frac * <double> (now - f.since)))
+    cdef double past = frac * <double> (now - f.since)
+    if f.shift[i.bin] != 0.0:       # else the bin has not moved since its rebase, and its q is zero
+        past += past_of(f, i)
+    add(&i.acc, -dz * past)
     add_to_moments(f, i, dz)
     i.log_z = log_z
     i.z = z
@@ -131,23 +143,22 @@ cdef inline void sums_of_bins(Lazy *f, double beta, Moments *m) noexcept nogil:
     """sum c^p x exp(-c beta), p = 0, 1, 2, over all pairs; leaves exp(-c_b beta) in `trial`."""
     cdef int64_t b, n = f.n_bins
     cdef int k
+    cdef const double *q
     cdef double p0, p1, p2, t, h, c, weight
     cdef double s0 = 0.0, s1 = 0.0, s2 = 0.0
     for b in range(n):
         f.trial[b] = exp(-f.centre[b] * beta) if beta != 0.0 else 1.0
     for b in range(f.n_wide):
+        q = f.moment + ROW * b
         t = -(f.tau[b] + f.half[b] * beta)
         # p_q = sum_k t^k / k! m_{k+q}, by Horner.
-        p0 = f.moment[DEGREE * n + b]
-        p1 = p0
-        p2 = p0
-        p0 = f.moment[(DEGREE - 1) * n + b] + p0 * (t * INVERSE[DEGREE])
-        p1 = f.moment[(DEGREE - 1) * n + b] + p1 * (t * INVERSE[DEGREE - 1])
-        p0 = f.moment[(DEGREE - 2) * n + b] + p0 * (t * INVERSE[DEGREE - 1])
+        p2 = q[DEGREE]
+        p1 = q[DEGREE - 1] + p2 * (t * INVERSE[DEGREE - 1])
+        p0 = q[DEGREE - 2] + (q[DEGREE - 1] + p2 * (t * INVERSE[DEGREE])) * (t * INVERSE[DEGREE - 1])
         for k in range(DEGREE - 2, 0, -1):
-            p2 = f.moment[(k + 1) * n + b] + p2 * (t * INVERSE[k])
-            p1 = f.moment[k * n + b] + p1 * (t * INVERSE[k])
-            p0 = f.moment[(k - 1) * n + b] + p0 * (t * INVERSE[k])
+            p2 = q[k + 1] + p2 * (t * INVERSE[k])
+            p1 = q[k] + p1 * (t * INVERSE[k])
+            p0 = q[k - 1] + p0 * (t * INVERSE[k])
         h = f.half[b]
         c = f.centre[b]
         weight = f.factor[b] * f.trial[b]
@@ -156,7 +167,7 @@ cdef inline void sums_of_bins(Lazy *f, double beta, Moments *m) noexcept nogil:
         s2 += weight * (c * (c * p0 + 2.0 * h * p1) + h * (h * p2))
     for b in range(f.n_wide, n):
         c = f.centre[b]
-        weight = f.factor[b] * f.trial[b] * f.moment[b]
+        weight = f.factor[b] * f.trial[b] * f.moment[ROW * b]
         s0 += weight
         s1 += c * weight
         s2 += c * (c * weight)
@@ -206,18 +217,18 @@ cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
 
 cdef inline void settle(Lazy *f, int64_t now) noexcept nogil:
     """Bring q up to the steps before `now`. Invariant: quiet = now - since = 0 afterwards."""
-    cdef int64_t b, n = f.n_bins
+    cdef int64_t b
     cdef int k
     cdef double term, quiet = <double> (now - f.since)
     if now == f.since:
         return
-    for b in range(n):
-        f.past[b] += quiet * f.factor[b]
-    for b in range(f.n_wide):
+    for b in range(f.n_bins):
         term = quiet * f.factor[b]
-        for k in range(1, N_MOMENTS):
-            term *= -f.tau[b] * INVERSE[k]
-            f.past[k * n + b] += term
+        f.past[ROW * b] += term
+        if b < f.n_wide:
+            for k in range(1, N_MOMENTS):
+                term *= -f.tau[b] * INVERSE[k]
+                f.past[ROW * b + k] += term
     f.since = now
 
 
@@ -226,11 +237,11 @@ cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
 
     Invariant: x and acc + z P of every member are the same before and after.
     """
-    cdef int64_t k, n = f.n_bins
+    cdef int64_t k
     cdef int p
     cdef Member *i
     for p in range(N_MOMENTS):
-        f.moment[p * n + b] = 0.0
+        f.moment[ROW * b + p] = 0.0
     for k in range(f.first[b], f.first[b + 1]):
         i = &f.member[f.order[k]]
         add(&i.acc, i.z * past_of(f, i))
@@ -238,7 +249,7 @@ cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
         i.z = exp(i.log_z)
         add_to_moments(f, i, i.z)
     for p in range(N_MOMENTS):
-        f.past[p * n + b] = 0.0
+        f.past[ROW * b + p] = 0.0
     f.shift[b] = 0.0
     f.tau[b] = 0.0
     f.factor[b] = 1.0
@@ -274,6 +285,7 @@ cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
         f.squared += i.c * (i.c * i.z)
     f.total = total
     f.weighted = weighted
+    f.next_refresh = now + f.refresh
     f.counters.refreshes += 1
 
 
@@ -297,8 +309,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     """x <- argmin over X of -<g_x, x> + (alpha_x/eta) KL(x || x_old), g_x being zero but at j; frac = x_old / z_j."""
     cdef Pair pair
     cdef Update u
-    cdef Moments after
-    cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z
+    cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z, shrink
     cdef bint capped = log_z - lift >= j.log_cap
 
     # Case 1, from the kept sums: nothing but pair j moves.
@@ -309,10 +320,8 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     if (value(&f.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
             and value(&f.weighted) + j.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
         touch(f, j, log_z, z, frac, now)
-        add(&f.total, x_new)
-        add(&f.total, -x_old)
-        add(&f.weighted, j.c * x_new)
-        add(&f.weighted, -j.c * x_old)
+        add(&f.total, x_new - x_old)
+        add(&f.weighted, j.c * (x_new - x_old))
         f.squared += j.c * (j.c * (x_new - x_old))
         f.counters.cases[0] += 1
         f.counters.capped += capped
@@ -335,9 +344,15 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     if f.exact:
         rebase_all(f, now)
     log_z = u.log_x + f.shift[j.bin] + j.d * f.tau[j.bin]
-    touch(f, j, log_z, exp(log_z), fraction(f, j), now)
-    sums_of_bins(f, 0.0, &after)
-    keep(f, &after)
+    touch(f, j, log_z, exp(log_z), 0.0, now)
+    if u.beta == 0.0:       # the solution rests on the kept sums, which must not feed on themselves
+        sums_of_bins(f, 0.0, &u.others)
+    else:
+        shrink = exp(-u.alpha)
+        u.others.s0 = shrink * u.others.s0 + u.x
+        u.others.s1 = shrink * u.others.s1 + j.c * u.x
+        u.others.s2 = shrink * u.others.s2 + j.c * (j.c * u.x)
+    keep(f, &u.others)
     f.counters.cases[u.kind - 1] += 1
     f.counters.capped += u.capped
     f.counters.iterations += u.iterations
@@ -361,6 +376,6 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     update_V(V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
     update_lam(lam, m.n_utilities, u, m.shift, weight, m.rate_lam, m.radius_lam)
     f.counters.steps = now
-    if now % f.refresh == 0:
+    if now == f.next_refresh:
         refresh(f, now)
     return OK

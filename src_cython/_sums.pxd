@@ -1,19 +1,15 @@
 """Sums that change by one term at a time, kept without drift."""
 
-from libc.math cimport fabs
-
 ctypedef struct Sum:
     double high     # the rounded sum
     double low      # what rounding took from it so far
 
 
 cdef inline void add(Sum *s, double term) noexcept nogil:
-    """Neumaier's update: high + low is the exact sum to within (number of terms) eps^2 sum|term| + eps |sum|."""
+    """Knuth's two-sum: high + low is the exact sum to within (number of terms) eps^2 sum|term| + eps |sum|."""
     cdef double total = s.high + term
-    if fabs(s.high) >= fabs(term):
-        s.low += (s.high - total) + term
-    else:
-        s.low += (term - total) + s.high
+    cdef double taken = total - s.high
+    s.low += (s.high - (total - taken)) + (term - taken)
     s.high = total
 
 

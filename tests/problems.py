@@ -17,7 +17,7 @@ ORDERS = ("replacement", "shuffle", "trajectory")
 
 
 def random_log(n_states, n_actions, n_records, n_utilities, *, seed, used_actions=None, evenness=1.0):
-    """A log of independent transitions; actions from `used_actions` on never occur, small `evenness` skews the pairs."""
+    """A log of independent transitions; actions from `used_actions` on never occur, small `evenness` skews it."""
     rng = np.random.default_rng(seed)
     used = n_actions if used_actions is None else used_actions
     share = rng.gamma(evenness, size=n_states * used) + 1e-12
@@ -62,7 +62,7 @@ class Run:
         even = np.full(len(states), 1 / len(states))
         self.sampler = _core.Sampler(np.random.PCG64(seed), len(log), settings.order, states, even)
         x, V, lam = self.start
-        log_x = np.log(self.packed.gather(x))
+        log_x = self.packed.gather_logs(np.log(x))
         refresh = settings.refresh or max(2**16, 4 * len(log_x))
         if kind == "eager":
             self.core = _core.EagerCore(self.packed, self.sampler, log_x, V, lam, refresh)
@@ -86,13 +86,14 @@ class Run:
         return self.dense(x), V, lam
 
 
-def excess(packed, settings, n_pairs_seen, x, V, lam):
+def excess(packed, settings, n_pairs_seen, log_x, V, lam):
     """By how much a point, given by coordinates, leaves X, the box of V and the simplex of lam; relative."""
-    log_x = np.log(x)
-    return {
+    x = np.exp(log_x)
+    over = {
         "sum x": x.sum() / packed.B1 - 1,
         "sum x/mu_hat": packed.c @ x / packed.B2 - 1,
-        "caps": np.expm1((log_x - packed.log_cap)[:n_pairs_seen].max(initial=-np.inf)),
+        "caps": np.expm1((log_x - packed.log_cap).max()),
         "V": abs(V).max() / settings.radius_V - 1,
         "sum lam": lam.sum() / settings.radius_lam - 1,
     }
+    return over

@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse as sp
 from scipy import stats
 
+from dpdl import exact
 from dpdl.cmdp import CMDP
 from dpdl.instances import garnet
 
@@ -244,3 +245,33 @@ def test_rollout_is_reproducible():
 def test_rollout_names_bad_input(bad, error, message):
     with pytest.raises(error, match=message):
         CMDP(**arguments()).rollout(**{"n": 3, "policy": np.full((2, 2), 0.5)} | bad)
+
+
+# ---- Exact answers (tested in test_exact.py) ----
+
+ONE_STATE = CMDP([[[1.0], [1.0]]], [[1.0, 0.0]], [[[-1.0, 1.0]]], 0.5, [1.0])
+UNSAFE = CMDP([[[1.0], [1.0]]], [[1.0, 0.0]], [[[-1.0, -1.0]]], 0.5, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m.evaluate([[0.5, 0.25]]), ValueError, r"policy\[0\] must sum to 1, got 0\.75"),
+        (lambda m: m.evaluate([[np.inf, 0.25]]), ValueError, r"policy\[0, 0\] = inf must be finite"),
+        (lambda m: m.evaluate([0.5, 0.5]), ValueError, r"policy must have shape \(1, 2\), got \(2,\)"),
+        (lambda m: m.solve(kappa=np.nan), ValueError, "kappa must be finite, got nan"),
+        (lambda m: m.solve(kappa="1"), TypeError, "kappa must be a real number, got str"),
+        (lambda m: m.solve(psi=2.0), ValueError, "psi and mu must be given together, or neither"),
+        (lambda m: m.slater(mu=[[0.5, 0.5]]), ValueError, "psi and mu must be given together, or neither"),
+        (lambda m: m.solve(psi=0.5, mu=[[0.5, 0.5]]), ValueError, "psi must be >= 1, got 0.5"),
+        (lambda m: m.slater(psi=1.0, mu=[[0.5, 0.25]]), ValueError, "mu must sum to 1, got 0.75"),
+        (lambda m: m.unconstrained().slater(), ValueError, "cmdp has no utilities"),
+        (lambda m: m.concentrability([[1.25, -0.25]]), ValueError, r"mu\[0, 1\] = -0\.25 must be >= 0"),
+        (lambda m: UNSAFE.concentrability([[0, 1]]), ValueError, "cmdp has no safe policy"),
+        (lambda m: exact.plug_in(m.sample(3, [[0, 1]]), 1.0, [1.0]), ValueError, "gamma must be > 0 and < 1, got 1.0"),
+        (lambda m: exact.plug_in(m.sample(3, [[0, 1]]), 0.5, [0.5]), ValueError, "rho0 must sum to 1, got 0.5"),
+    ],
+)
+def test_exact_answers_name_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call(ONE_STATE)

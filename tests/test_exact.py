@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 
 from dpdl import _linear_programs as programs
-from dpdl import exact, theory
+from dpdl import exact
 from dpdl.cmdp import CMDP
 from dpdl.dataset import Dataset
 from dpdl.instances import garnet
@@ -350,3 +350,64 @@ def test_concentrability_is_where_deviation_control_stops_costing():
     least, best = cmdp.concentrability(mu), cmdp.solve().reward
     assert cmdp.solve(psi=least * 1.0001, mu=mu).reward == pytest.approx(best, abs=1e-7)
     assert cmdp.solve(psi=least * 0.98, mu=mu).reward < best - 1e-5
+
+
+# ---- The saddle value (more of it in test_saddle.py) ----
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.999])
+@pytest.mark.parametrize("decades", [1, 6, 12])
+def test_saddle_value_is_the_optimum_once_psi_covers_it_however_thin_the_data(gamma, decades):
+    cmdp = garnet(12, 3, 2, branching=3, gamma=gamma, rng=4)
+    mu = random_distribution(cmdp.r.shape, decades)
+    best, least, slater = cmdp.solve().reward, cmdp.concentrability(mu), cmdp.slater()
+    values = [exact.saddle_value(cmdp, mu, mu, least * f, 0.0, slater) * (1 - gamma) for f in (0.5, 0.9, 1.01, 3.0)]
+    np.testing.assert_allclose(values[2:], best * (1 - gamma), rtol=0, atol=NORMALISED)
+    assert values[0] <= values[1] < values[2] - NORMALISED
+
+
+def test_the_estimate_of_mu_cancels_while_the_sum_of_x_is_slack():
+    """x <= psi mu_hat/(1-gamma) says Wx <= psi mu/(1-gamma), and sum x/mu_hat is sum Wx/mu: only sum x is left."""
+    cmdp = garnet(12, 3, 2, branching=3, rng=4)
+    mu = random_distribution(cmdp.r.shape, decades=2)
+    values = [
+        exact.saddle_value(cmdp, mu, mu * factor, psi=5.0, kappa=0.1, slater=0.2)
+        for factor in (1.0, 1e-6, random_distribution(cmdp.r.shape, decades=6, seed=1))
+    ]
+    np.testing.assert_allclose(values, values[0], rtol=1e-9)
+
+
+# ---- The plug-in model ----
+
+
+def test_plug_in_takes_frequencies_and_means():
+    log = Dataset(
+        s=[0, 0, 0, 0, 1], a=[1, 1, 1, 1, 0], s_next=[0, 1, 1, 1, 0], r=[1, 1, 0, 0, 0.5],
+        u=[[1, -1], [1, -1], [1, 1], [1, 0], [0, 0.25]], n_states=2, n_actions=2,
+    )  # fmt: skip
+    model = exact.plug_in(log, gamma=0.9, rho0=[0.5, 0.5])
+    np.testing.assert_array_equal(model.P.toarray(), [[1, 0], [0.25, 0.75], [1, 0], [0, 1]])
+    np.testing.assert_array_equal(model.r, [[-1, 0.5], [0.5, -1]])
+    np.testing.assert_array_equal(model.u, [[[-1, 1], [0, -1]], [[-1, -0.25], [0.25, -1]]])
+    # An unseen pair is worth the least that anything can be worth: one step in it is a step in it for ever.
+    assert model.evaluate([[1, 0], [0, 1]]).reward == pytest.approx(-10, rel=1e-12)
+
+
+def test_plug_in_means_of_equal_values_stay_in_range():
+    log = Dataset([0] * 10, [0] * 10, [0] * 10, [1.0] * 10, [[-1.0]] * 10, n_states=1, n_actions=1)
+    model = exact.plug_in(log, 0.5, [1.0])
+    assert (model.r.item(), model.u.item(), model.P.toarray().item()) == (1.0, -1.0, 1.0)
+
+
+def test_plug_in_converges_to_the_model():
+    cmdp = garnet(6, 2, 1, branching=3, rng=0)
+    mu, best = np.full((6, 2), 1 / 12), cmdp.solve().reward
+    errors = []
+    for n in (1_000, 100_000):
+        model = exact.plug_in(cmdp.sample(n, mu, rng=1), cmdp.gamma, cmdp.rho0)
+        np.testing.assert_allclose(model.r, cmdp.r, rtol=1e-12)
+        # A frequency of n/12 draws is within five standard deviations of its probability.
+        assert abs(model.P - cmdp.P).max() < 5 * np.sqrt(0.25 * 12 / n)
+        errors.append(abs(model.solve().reward - best))
+    assert errors[1] < 0.02 * best
+    assert errors[1] < errors[0]

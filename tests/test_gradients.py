@@ -13,12 +13,13 @@ difference over a whole unit is its exact gradient.
 import numpy as np
 import pytest
 
+from dpdl import exact
 from dpdl.learning import learn
 from dpdl.reference import estimate_reference
 from dpdl.result import Point
 from dpdl.settings import Settings
 from dpdl.twin import Twin
-from problems import random_log
+from problems import Run, random_log
 
 GAMMA, KAPPA, FLOOR = 0.8, 0.3, 0.02
 RATE = 2.0**-4  # of V and lam; x takes a smaller one because its gradient carries 1/mu_hat
@@ -60,11 +61,22 @@ def step_of_core(record, initial):
     return result.last
 
 
+def step_of_eager_core(record, initial):
+    one = LOG[record : record + 1]
+    run = Run("eager", one, SETTINGS, seed=0, start=START, reference=REFERENCE, initial=[initial])
+    assert run.core.run(1) == 0
+    assert run.core.diagnostics["case_1"] == 1
+    return Point(*run.point)
+
+
 def step_of_twin(record, initial):
     twin = Twin(LOG, REFERENCE.mu_hat, SETTINGS, *START)
     twin.step(record, initial)
     assert twin.cases == [1, 0, 0, 0]
     return Point(*twin.point)
+
+
+STEPS = [step_of_core, step_of_eager_core, step_of_twin]
 
 
 def mean_gradients(step):
@@ -112,15 +124,23 @@ def exact_gradients():
     return found
 
 
-@pytest.mark.parametrize("step", [step_of_core, step_of_twin])
+@pytest.mark.parametrize("step", STEPS)
 def test_stochastic_gradients_average_to_the_exact_ones(step):
-    for name, mean, exact in zip(("g_V", "g_lam", "g_x"), mean_gradients(step), exact_gradients(), strict=True):
+    for name, mean, true in zip(("g_V", "g_lam", "g_x"), mean_gradients(step), exact_gradients(), strict=True):
         # Logarithms are read back with some 1e-16 and divided by a rate of 2^-8; gradients are of order one.
-        np.testing.assert_allclose(mean, exact, rtol=0, atol=1e-12, err_msg=name)
-        assert abs(exact).max() > 0.1
+        np.testing.assert_allclose(mean, true, rtol=0, atol=1e-12, err_msg=name)
+        assert abs(true).max() > 0.1
 
 
-@pytest.mark.parametrize("step", [step_of_core, step_of_twin])
+def test_the_module_of_exact_references_has_the_same_gradients():
+    mu = empirical_model()[0]
+    model = exact.plug_in(LOG, GAMMA, RHO0)
+    found = exact.lagrangian_gradient(model, START.V, START.lam, START.x, mu, REFERENCE.mu_hat, KAPPA)
+    for mine, true in zip(found, exact_gradients(), strict=True):
+        np.testing.assert_allclose(mine, true, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_the_printed_sign_of_g_x_is_not_the_gradient(step):
     """Equation def-gradient prints r + gamma V(s) - V(s'); the estimator must not be that."""
     mu, P, r, u = empirical_model()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpdl import instances
 
@@ -34,6 +35,20 @@ def test_garnet_successors_are_distinct(n_states, branching):
     cmdp = instances.garnet(n_states, 2, 0, branching=branching, rng=0)
     np.testing.assert_array_equal(np.diff(cmdp.P.indptr), branching)
     assert cmdp.n_utilities == 0
+
+
+def test_garnet_with_many_successors():
+    cmdp = instances.garnet(300, 2, 1, branching=280, rng=0)
+    np.testing.assert_array_equal(np.diff(cmdp.P.indptr), 280)
+
+
+def test_garnet_chooses_every_set_of_successors_alike():
+    cmdp = instances.garnet(5, 4000, 0, branching=2, rng=0)
+    sets, counts = np.unique(cmdp.P.indices.reshape(-1, 2), axis=0, return_counts=True)
+    assert len(sets) == 10
+    assert stats.chisquare(counts).pvalue > 1e-3
+    # Probabilities uniform on the simplex: with two successors each of them is uniform on [0, 1].
+    assert stats.kstest(cmdp.P.data[::2], "uniform").pvalue > 1e-3
 
 
 def test_garnet_is_reproducible():

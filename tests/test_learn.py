@@ -1,6 +1,5 @@
 """`learn`: what it returns, that chunks, callbacks and interruptions leave no trace in it, and what it refuses."""
 
-import dataclasses
 import io
 import os
 import re
@@ -11,7 +10,6 @@ import types
 
 import numpy as np
 import pytest
-from problems import paper_start, random_log
 
 from dpdl import _core, _progress, learning
 from dpdl.dataset import Dataset
@@ -19,8 +17,9 @@ from dpdl.learning import learn
 from dpdl.reference import estimate_reference
 from dpdl.result import Point, Status
 from dpdl.settings import Settings
+from problems import paper_start, random_log
 
-LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2)
+LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2, evenness=5.0)
 RHO0 = np.array([0.4, 0.3, 0.2, 0.1])
 # psi = 1 keeps the bound on sum x/mu_hat tight, so that more than the sampled pair moves.
 GOOD = {"gamma": 0.8, "psi": 1.0, "slater": 0.3, "T": 3000, "eta": 0.05, "floor": 1e-3, "rho0": RHO0, "rng": 5}
@@ -53,9 +52,7 @@ def test_a_completed_run():
     np.testing.assert_allclose(result.policy, result.x_mean / result.x_mean.sum(axis=1, keepdims=True), rtol=1e-15)
     counts = result.diagnostics
     assert counts["steps"] == 3000 == sum(counts[f"case_{k}"] for k in (1, 2, 3, 4))
-    assert counts["case_1"] > 100
-    assert counts["case_3"] > 100
-    assert None not in dataclasses.asdict(result.settings.resolve(4, 3, 2)).values() or result.settings.eps is None
+    assert min(counts["case_1"], counts["case_3"], counts["capped"], counts["rebases"]) > 100
     assert result.settings == Settings(gamma=0.8, psi=1, slater=0.3, T=3000, eta=0.05, floor=1e-3).resolve(4, 3, 2)
     np.testing.assert_array_equal(result.reference.mu_hat, estimate_reference(LOG, 1e-3).mu_hat)
 
@@ -63,9 +60,9 @@ def test_a_completed_run():
 def test_an_ordinary_run_lists_its_premises_and_claims_nothing():
     result = run()
     assert result.guarantee is None
-    assert {"fresh samples", "psi", "slater"} <= names_of(result.premises, holds=False)
+    assert {"fresh samples", "psi >= C*", "slater valid"} <= names_of(result.premises, holds=False)
     vouched = run(known=["psi", "slater"])
-    assert {"psi", "slater"} <= names_of(vouched.premises, holds=True)
+    assert {"psi >= C*", "slater valid"} <= names_of(vouched.premises, holds=True)
     assert vouched.guarantee is None
 
 
@@ -149,8 +146,12 @@ def test_a_warm_start_goes_on_where_the_run_ended():
     np.testing.assert_allclose((first.lam_mean + second.lam_mean) / 2, whole.lam_mean, rtol=1e-9)
 
 
-def test_a_warm_start_is_not_as_the_theorem_says():
-    assert run(start=run().last).guarantee is None
+def test_the_last_point_is_a_start_even_where_x_is_below_the_smallest_double():
+    first = run()
+    assert first.last.x.min() < 1e-300
+    second = run(start=first.last)
+    assert second.success
+    assert "algorithm as stated" in names_of(second.premises, holds=False)
 
 
 # ---- Chunks, callbacks, interruptions ----
@@ -168,6 +169,19 @@ def test_chunks_leave_no_trace_in_refreshes_either(refresh):
     expected = run(refresh=refresh)
     assert expected.diagnostics["refreshes"] > 3000 // refresh - 1
     assert bits(run(refresh=refresh, chunk=7)) == bits(expected)
+
+
+@pytest.mark.parametrize("psi", [1.0, 50.0])
+def test_refreshes_change_nothing_but_roundings(psi):
+    n_steps = 200_000  # three refreshes at the default
+    settings = {"psi": psi, "T": n_steps, "eta": 1e-3}
+    often, default, never = (run(**settings, refresh=refresh) for refresh in (1000, None, 10**9))
+    assert [result.diagnostics["refreshes"] for result in (often, default, never)] == [200, 3, 0]
+    for result in (often, default):
+        # Averages of 200,000 numbers, and steps that are taken from slightly different roundings.
+        np.testing.assert_allclose(result.x_mean, never.x_mean, rtol=1e-9)
+        np.testing.assert_allclose(result.V_mean, never.V_mean, rtol=1e-9)
+        np.testing.assert_allclose(result.lam_mean, never.lam_mean, rtol=1e-9)
 
 
 def test_the_callback_sees_results_on_the_way():
@@ -449,18 +463,24 @@ def test_gamma_must_be_the_one_that_costs_were_converted_with():
     assert learn(costs, **{**GOOD, "gamma": 0.9, "rho0": [1.0]}).success
 
 
+# At psi = 2 the paper's start is well inside: B1 = 20, B2 = 6 * 2/0.2 = 60, caps are 10 mu_hat.
+ROOMY = {"psi": 2.0, "T": 100}
+
+
 def start(**changes):
-    """A feasible start with some entries replaced, as {"x": {(s, a): value}}."""
-    point = Point(*paper_start(LOG, REFERENCE.mu_hat, run(T=1).settings))
+    """The paper's start with some entries replaced, as {"x": {(s, a): value}}."""
+    point = Point(*paper_start(LOG, REFERENCE.mu_hat, Settings(gamma=0.8, psi=2, slater=0.3, T=1)))
     for name, entries in changes.items():
         for index, value in entries.items():
             getattr(point, name)[index] = value
     return point
 
 
-def test_a_feasible_start_is_accepted():
-    assert run(start=start()).success
-    assert bits(run(start=start())) == bits(run())
+def test_the_paper_s_start_may_be_spelled_out():
+    spelled, default = run(**ROOMY, start=start()), run(**ROOMY)
+    # A rounding of x at the start, a hundred steps on.
+    np.testing.assert_allclose(spelled.x_mean, default.x_mean, rtol=1e-12)
+    np.testing.assert_allclose(spelled.last.V, default.last.V, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -482,35 +502,32 @@ def test_a_feasible_start_is_accepted():
     ],
 )
 def test_an_infeasible_start_is_named(changes, message):
-    refused(ValueError, message, start=start(**changes))
+    refused(ValueError, message, **ROOMY, start=start(**changes))
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        # Sums and caps at gamma = 0.8, psi = 1: B1 = 20, B2 = 6 * 5 = 30, cap = 5 mu_hat.
-        (lambda mu_hat: np.full((4, 3), 2.0), "infeasible start: sum x = 24 exceeds its bound 20"),
-        (lambda mu_hat: 3 * mu_hat, "infeasible start: sum x/mu_hat = 36 exceeds its bound 30"),
+        (np.full((4, 3), 2.0), "infeasible start: sum x = 24 exceeds its bound 20"),
+        (6 * REFERENCE.mu_hat, "infeasible start: sum x/mu_hat = 72 exceeds its bound 60"),
     ],
 )
 def test_a_start_with_an_infeasible_sum_is_named(x, message):
-    refused(ValueError, message, start=start()._replace(x=x(REFERENCE.mu_hat)))
+    refused(ValueError, message, **ROOMY, start=start()._replace(x=x))
 
 
 def test_a_start_above_a_cap_is_named():
-    cap = REFERENCE.mu_hat[1, 0] / 0.2
+    cap = 10 * REFERENCE.mu_hat[1, 0]
     message = f"infeasible start: x[1, 0] = {1.1 * cap:.6g} exceeds its bound {cap:.6g}"
-    refused(ValueError, message, start=start(x={(1, 0): 1.1 * cap}))
+    refused(ValueError, message, **ROOMY, start=start(x={(1, 0): 1.1 * cap}))
+    # A hair above it is rounding.
+    assert run(**ROOMY, start=start(x={(1, 0): cap * (1 + 1e-12)})).success
 
 
 def test_a_start_above_the_cap_of_an_unseen_pair_is_named():
-    assert (1, 2) not in zip(LOG.s, LOG.a, strict=True)
-    refused(ValueError, "infeasible start: x[1, 2] = 0.0055 exceeds its bound 0.005", start=start(x={(1, 2): 0.0055}))
-
-
-def test_a_start_outside_by_rounding_is_accepted():
-    cap = REFERENCE.mu_hat[1, 0] / 0.2
-    assert run(start=start(x={(1, 0): cap * (1 + 1e-12)})).success
+    assert 5 not in LOG.pairs
+    message = "infeasible start: x[1, 2] = 0.011 exceeds its bound 0.01"
+    refused(ValueError, message, **ROOMY, start=start(x={(1, 2): 0.011}))
 
 
 @pytest.mark.parametrize(
@@ -523,4 +540,4 @@ def test_a_start_outside_by_rounding_is_accepted():
     ],
 )
 def test_a_start_of_a_wrong_shape_is_named(changes, error, message):
-    refused(error, message, start=start()._replace(**changes))
+    refused(error, message, **ROOMY, start=start()._replace(**changes))

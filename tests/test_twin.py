@@ -4,10 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from problems import CORES, ORDERS, Run, random_log, resolved
 
 from dpdl.dataset import Dataset
 from dpdl.twin import Twin
+from problems import CORES, ORDERS, Run, random_log, resolved
 
 N_STEPS = 10_000
 
@@ -83,7 +83,7 @@ def tight_run(case):
     log = random_log(5, 3, 300, 1, seed=6, used_actions=2)
     settings = resolved(log, gamma=0.5, psi=8, slater=0.5, T=N_STEPS, floor=1e-3, alpha_x=4.0, alpha_V=2.0)
     any_run = Run("eager", log, settings, seed=0)
-    x = any_run.packed.gather(any_run.start[0])
+    x = np.exp(any_run.packed.gather_logs(np.log(any_run.start[0])))
     # Bounds that the start meets with equality: the first step up meets one (case 2) or both of them (case 4).
     bounds = (x.sum(), any_run.packed.c @ x * (100 if case == 2 else 1))
     return side_by_side(log, settings, seed=11, n_steps=2000, bounds=bounds)
@@ -121,14 +121,18 @@ def test_every_pair_seen_and_no_utility(kind):
     assert_close(runs[kind].means, twin.means, 1e-12)
 
 
+@pytest.mark.parametrize("refresh", [None, 1, 7, 100])
+@pytest.mark.parametrize("psi", [1.0, 50.0])
 @pytest.mark.parametrize("kind", CORES)
-def test_averages_are_over_the_iterates_before_each_step(kind):
+def test_averages_are_over_the_iterates_before_each_step(kind, psi, refresh):
     log = random_log(4, 3, 100, 2, seed=3, used_actions=2)
-    settings = resolved(log, gamma=0.8, psi=1.0, slater=0.3, T=300, floor=1e-3)
+    settings = resolved(log, gamma=0.8, psi=psi, slater=0.3, T=300, floor=1e-3, refresh=refresh)
     run = Run(kind, log, settings, seed=2)
     points = []
     for _ in range(300):
         points.append(run.point)
         run.core.run(1)
+    # psi = 1 moves all pairs at once now and then, psi = 50 never does: only refreshes settle the averages then.
+    assert (run.core.diagnostics["case_3"] > 10) == (psi == 1)
     # A mean of 300 numbers gathers some 300 roundings of 1e-16.
     assert_close(run.means, [np.mean(column, axis=0) for column in zip(*points, strict=True)], 1e-13)

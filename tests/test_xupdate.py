@@ -114,6 +114,7 @@ def _distance_beyond_rounding(problem: Problem, exact: Solution, x: list[Any], s
     nearly equal c leave x undetermined by data in double precision although its objective is not.
     """
     distance = _distance(x, exact.x, problem.B1)
+    survey.record("distance, ill-conditioned included", distance, math.inf, problem)
     if distance <= DISTANCE:
         return distance
     survey.ill_conditioned += 1
@@ -244,6 +245,15 @@ HARD = {
         257646.69441952097,
         878811.2346620264,
         0.0030593247939501586,
+    ),
+    "c beta of 6e5 leaves sum c x short of B2": Problem(
+        np.array([-4.919748757641493, -4.693508755404023, 3.565748662930683, -10.786385221599021, -10.061678978668283]),
+        np.array([1126835.8681365713, 1126565.252934126, 1126565.252934126, 23774753.43352179, 1126565.252934126]),
+        3.826978391853136,
+        0,
+        594532.0138714064,
+        35.382439486509085,
+        39861097.21029258,
     ),
 }
 

@@ -1,0 +1,203 @@
+"""Measure the core side by side with its opponents, in one process.
+
+    python bench/report.py [--quick] [--json FILE] [--figure FILE]
+
+Every ratio compares two runs on the same data in the same process, best of several, with time taken around one call of
+the compiled loop. psi = 50 never binds (as with psi >= C*); psi = 1 <= C* binds as tightly as it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from problems import LOOSE, TIGHT, Bench
+
+#: What each ratio has to be: (sign, bound).
+TARGETS: dict[str, tuple[str, float]] = {
+    "flatness": ("<=", 2.0),
+    "flatness_tight": ("<=", 2.5),
+    "vs_eager_1e4": (">=", 50),
+    "vs_eager_1e6": (">=", 2000),
+    "vs_numpy_1e3": (">=", 100),
+    "floor_ratio": ("<=", 3),
+    "threads2": (">=", 1.8),
+    "bytes_per_transition": ("<=", 32),
+    "bytes_per_pair": ("<=", 160),
+}
+
+
+def best(run: Callable[[int], object], n: int, repeats: int) -> float:
+    """Least seconds for one of n steps over several runs, after one that warms up."""
+    run(n)
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run(n)
+        times.append((time.perf_counter() - began) / n)
+    return min(times)
+
+
+class Report:
+    """Measurements, kept as they are made; nanoseconds per step unless a name says otherwise."""
+
+    def __init__(self, quick: bool) -> None:
+        self.sizes = (80, 1000, 10_000, 100_000, 1_000_000)
+        self.n = 200_000 if quick else 1_000_000
+        self.repeats = 3 if quick else 7
+        self.problems: dict[tuple[int, float], Bench] = {}
+        self.ns: dict[str, dict[int, float]] = {}
+        self.figures: dict[str, object] = {}
+
+    def problem(self, size: int, psi: float) -> Bench:
+        if (size, psi) not in self.problems:
+            self.problems[size, psi] = Bench(size, psi)
+        return self.problems[size, psi]
+
+    def measure(self) -> None:
+        self.cores()
+        self.opponents()
+        self.floor()
+        self.threads()
+        self.memory()
+        ours, tight, eager = self.ns["ours"], self.ns["ours, tight"], self.ns["eager, tight"]
+        numpy = self.ns["NumPy twin, tight"]
+        self.figures |= {
+            "flatness": ours[1_000_000] / ours[1000],
+            "flatness_tight": tight[1_000_000] / tight[1000],
+            "vs_eager_1e4": eager[10_000] / tight[10_000],
+            "vs_eager_1e6": eager[1_000_000] / tight[1_000_000],
+            "vs_numpy_1e3": numpy[1000] / tight[1000],
+            "steps_per_second": {str(size): 1e9 / value for size, value in ours.items()},
+            "nanoseconds": {name: {str(k): v for k, v in row.items()} for name, row in self.ns.items()},
+        }
+
+    def cores(self) -> None:
+        for name, psi in (("ours", LOOSE), ("ours, tight", TIGHT)):
+            self.ns[name] = {}
+            for size in self.sizes:
+                core = self.problem(size, psi).lazy()
+                core.run(self.n)
+                self.ns[name][size] = 1e9 * best(core.run, self.n, self.repeats)
+
+    def opponents(self) -> None:
+        self.ns["eager, tight"], self.ns["NumPy twin, tight"] = {}, {}
+        for size in self.sizes:
+            # As many steps as about half a second takes at 20 ns a pair.
+            n = max(20, min(self.n, 25_000_000 // size))
+            core = self.problem(size, TIGHT).eager()
+            self.ns["eager, tight"][size] = 1e9 * best(core.run, n, 2)
+        for size in self.sizes[:3]:
+            problem = self.problem(size, TIGHT)
+            twin, (records, initial) = problem.twin(), problem.sampler().draw(2000)
+            steps = iter(zip(records.tolist(), initial.tolist(), strict=True))
+
+            def run(n: int, twin=twin, steps=steps) -> None:
+                for _ in range(n):
+                    twin.step(*next(steps))
+
+            self.ns["NumPy twin, tight"][size] = 1e9 * best(run, 200, 3)
+
+    def floor(self) -> None:
+        self.ns["floor"] = {}
+        for size in self.sizes:
+            core = self.problem(size, LOOSE).lazy()
+            core.run(self.n)
+            both = [(best(core.run, self.n, 1), best(core.floor, self.n, 1)) for _ in range(self.repeats)]
+            self.ns["floor"][size] = 1e9 * min(floor for _, floor in both)
+            if size == 1000:
+                self.figures["floor_ratio"] = min(ours for ours, _ in both) / min(floor for _, floor in both)
+
+    def threads(self) -> None:
+        """Throughput of two runs in two threads over that of one."""
+        problem = self.problem(1000, LOOSE)
+        n, ratios = 10 * self.n, []
+        cores = [problem.lazy(seed) for seed in (1, 2)]
+        for _ in range(self.repeats):
+            began = time.perf_counter()
+            cores[0].run(n)
+            one = time.perf_counter() - began
+            workers = [threading.Thread(target=core.run, args=(n,)) for core in cores]
+            began = time.perf_counter()
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            ratios.append(2 * one / (time.perf_counter() - began))
+        self.figures["threads2"] = sorted(ratios)[len(ratios) // 2]
+
+    def memory(self) -> None:
+        problem = self.problem(100_000, LOOSE)
+        core, packed, n = problem.lazy(), problem.packed, problem.n_coordinates
+        arrays = (core.members, core.bins.order, core.bins.bin, core.bins.d, packed.c, packed.log_cap, packed.state)
+        reference = (problem.reference.pairs, problem.reference.counts, packed.pairs)
+        self.figures["bytes_per_transition"] = problem.dataset.records.itemsize
+        self.figures["bytes_per_pair"] = sum(array.nbytes for array in (*arrays, *reference)) / n
+
+    def table(self) -> str:
+        lines = [f"{'ns per step':<22}" + "".join(f"{size:>12,}" for size in self.sizes) + "   visited pairs"]
+        for name, row in self.ns.items():
+            cells = "".join(f"{row[size]:>12,.0f}" if size in row else f"{'':>12}" for size in self.sizes)
+            lines.append(f"{name:<22}{cells}")
+        lines.append("")
+        for name, (sign, bound) in TARGETS.items():
+            value = float(self.figures[name])  # type: ignore[arg-type]
+            met = value <= bound if sign == "<=" else value >= bound
+            lines.append(f"{name:<22}{value:>12,.2f}   wanted {sign} {bound:g}   {'met' if met else 'NOT MET'}")
+        return "\n".join(lines)
+
+    def draw(self, path: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        styles = {
+            "NumPy twin, tight": ("#8d99ae", "s--"),
+            "eager, tight": ("#d1495b", "^--"),
+            "ours, tight": ("#1b4965", "o-"),
+            "ours": ("#2a9d8f", "o-"),
+            "floor": ("#b5b5b5", "-"),
+        }
+        labels = {
+            "NumPy twin, tight": "plain NumPy, psi = 1",
+            "eager, tight": "compiled eager step, psi = 1",
+            "ours, tight": "dpdl, psi = 1 (every constraint tight)",
+            "ours": "dpdl, psi = 50 (deviation control slack)",
+            "floor": "bare loop: draw, gather, two exponentials",
+        }
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        FigureCanvasAgg(figure)
+        ax = figure.subplots()
+        for name, (colour, style) in styles.items():
+            row = self.ns[name]
+            ax.loglog(list(row), list(row.values()), style, color=colour, label=labels[name], markersize=5)
+        ax.set_xlabel("visited state-action pairs")
+        ax.set_ylabel("nanoseconds per step")
+        ax.grid(alpha=0.25, which="major")
+        ax.legend(frameon=False)
+        ax.set_title("Cost of one step of DPDL (one thread, one utility)")
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+        figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the core side by side with its opponents.")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: about a minute")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--figure", type=Path, help="draw the scaling figure here (needs matplotlib)")
+    options = parser.parse_args()
+    report = Report(options.quick)
+    report.measure()
+    print(report.table())
+    if options.json:
+        options.json.write_text(json.dumps(report.figures, indent=1))
+    if options.figure:
+        report.draw(options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Types of the compiled core (src_cython/_core.pyx)."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._bins import Bins
+from ._packed import Packed
+
+Array = NDArray[np.float64]
+
+CODES: dict[int, str]
+
+class XUpdate(NamedTuple):
+    log_x: Array
+    alpha: float
+    beta: float
+    case: int
+    capped: bool
+    iterations: int
+    code: int
+
+class Root(NamedTuple):
+    alpha: float
+    beta: float
+    iterations: int
+    code: int
+
+class Sampler:
+    order: str
+    bit_generator: np.random.BitGenerator
+    def __init__(
+        self,
+        bit_generator: np.random.BitGenerator,
+        n_records: int,
+        order: str,
+        initial: NDArray[np.int32],
+        probabilities: Array,
+    ) -> None: ...
+    def draw(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]: ...
+
+class Core:
+    problem: Packed
+    sampler: Sampler
+    def run(self, n: int) -> int: ...
+    @property
+    def n_steps(self) -> int: ...
+    @property
+    def diagnostics(self) -> dict[str, int]: ...
+    @property
+    def x(self) -> Array: ...
+    @property
+    def x_sum(self) -> Array: ...
+    @property
+    def kept_sums(self) -> tuple[float, float]: ...
+    @property
+    def point(self) -> tuple[Array, Array, Array]: ...
+    @property
+    def log_lam(self) -> Array: ...
+    @property
+    def means(self) -> tuple[Array, Array, Array]: ...
+
+class EagerCore(Core):
+    log_x: Array
+    def __init__(
+        self, problem: Packed, sampler: Sampler, log_x: Array, V: Array, lam: Array, refresh: int = ...
+    ) -> None: ...
+
+class LazyCore(Core):
+    bins: Bins
+    members: NDArray[Any]
+    def __init__(
+        self,
+        problem: Packed,
+        bins: Bins,
+        sampler: Sampler,
+        log_x: Array,
+        V: Array,
+        lam: Array,
+        refresh: int,
+        threshold: float = ...,
+    ) -> None: ...
+    @property
+    def log_x(self) -> Array: ...
+
+def alias_table(probabilities: Array) -> tuple[Array, NDArray[np.int32]]: ...
+def bounded_integers(bit_generator: np.random.BitGenerator, bound: int, n: int) -> NDArray[np.uint64]: ...
+def rollout(
+    n: int,
+    s0: int,
+    policy_cdf: Array,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    row_cdf: Array,
+    bit_generator: np.random.BitGenerator,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+def x_update(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> XUpdate: ...
+def find_root(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> Root: ...
+def lam_update(
+    log_lam: Array, u: Array, shift: float, weight: float, rate: float, radius: float
+) -> tuple[Array, Array]: ...
+def V_update(
+    V: Array, initial: int, s: int, s_next: int, weight: float, gamma: float, rate: float, radius: float
+) -> Array: ...

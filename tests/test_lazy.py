@@ -1,0 +1,147 @@
+"""The lazy core makes the iterates of the eager one, whatever the bins go through."""
+
+import numpy as np
+import pytest
+
+from dpdl import _core, exact, instances
+from dpdl._bins import OWN_BINS, Bins
+from problems import Run, random_log, resolved
+
+STEPS = 10**5
+
+
+def relative(found, expected):
+    """Largest elementwise relative difference; what has underflowed must have underflowed on both sides."""
+    return max(
+        float((abs(a - b) / np.maximum(abs(b), 1e-300)).max(initial=0.0)) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def garnet_log(n_utilities, n_records, seed):
+    """A log on a random model, and the concentrability of where it lies."""
+    cmdp = instances.garnet(12, 4, n_utilities, rng=seed)
+    uneven = np.random.default_rng(seed).gamma(1.0, size=(12, 4)) + 0.02
+    log = cmdp.sample(n_records, uneven / uneven.sum(), rng=seed)
+    mu = np.zeros(48)
+    mu[log.pairs] = log.counts / len(log)
+    model = exact.plug_in(log, cmdp.gamma, cmdp.rho0)
+    return log, model.concentrability(mu.reshape(12, 4))
+
+
+def regimes():
+    """Settings in which each part of the lazy frame has to work; name -> (log, settings, options of the core)."""
+    one, C_one = garnet_log(1, 2000, 3)
+    many, C_many = garnet_log(20, 2000, 4)
+    assert C_one > 1.5
+    assert C_many > 1.5
+    common = {"gamma": 0.9, "slater": 0.1, "T": 10**6, "floor": 1e-4}
+    thin = random_log(100, 10, 1000, 1, seed=5, evenness=0.3)
+    assert (thin.counts == 1).sum() > 100
+    quick = {"alpha_x": 1.0, "alpha_V": 0.3}
+    return {
+        "psi above C*": (one, resolved(one, psi=2 * C_one, **common), {}),
+        "psi below C*": (one, resolved(one, psi=max(1.0, C_one / 3), **common, **quick), {}),
+        "psi above C*, twenty utilities": (many, resolved(many, psi=2 * C_many, **common), {}),
+        "psi below C*, twenty utilities": (many, resolved(many, psi=1, **common, **quick), {}),
+        "heavy floor": (one, resolved(one, psi=1.2, **(common | {"floor": 0.02}), **quick), {}),
+        "light floor": (thin, resolved(thin, psi=1.1, **(common | {"floor": 1e-8}), alpha_x=30.0), {}),
+        "counts of one": (thin, resolved(thin, psi=1, **common, alpha_x=10.0), {}),
+        "every bin rebased at every shift": (one, resolved(one, psi=1, **common, **quick), {"threshold": 0.0}),
+        "refreshed all the time": (one, resolved(one, psi=1, refresh=100, **common, **quick), {}),
+    }
+
+
+REGIMES = regimes()
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_a_hundred_thousand_steps_agree(name):
+    log, settings, options = REGIMES[name]
+    lazy, eager = (
+        Run("lazy", log, settings, seed=9, **options),
+        Run("eager", log, settings, seed=9),
+    )
+    assert lazy.core.run(STEPS) == eager.core.run(STEPS) == 0
+    counts = lazy.core.diagnostics
+    # A step within rounding of a bound may be called case 1 by one core and case 3, with beta = 1e-17, by the other.
+    assert abs(counts["case_3"] - eager.core.diagnostics["case_3"]) <= 20
+    if "above" not in name:
+        assert counts["case_3"] + counts["capped"] > 1000  # deviation control binds, by its sum or by its caps
+    if options:
+        assert counts["rebases"] > 2 * counts["case_3"] > 1000
+    assert relative(lazy.means, eager.means) < 1e-9
+    assert relative(lazy.point, eager.point) < 1e-9
+
+
+@pytest.mark.parametrize(("psi", "gamma", "alpha_x"), [(50, 0.5, 0.1), (3, 0.5, 0.05), (1, 0.9, 0.1)])
+def test_each_step_agrees_where_trajectories_separate(psi, gamma, alpha_x):
+    """With steps this large two runs part by chaos (a rounding grows tenfold within some steps), so each step of the
+    lazy core is compared with one eager step from the lazy core's own state."""
+    log = random_log(5, 3, 3000, 1, seed=6, evenness=0.5)
+    settings = resolved(log, gamma=gamma, psi=psi, slater=0.2, T=10**6, floor=1e-3, alpha_x=alpha_x, alpha_V=0.05)
+    lazy, draws = Run("lazy", log, settings, seed=1), Run("eager", log, settings, seed=1).sampler
+    for _ in range(5000):
+        _, V, lam = lazy.core.point
+        eager = _core.EagerCore(lazy.packed, draws, lazy.core.log_x, V, lam)
+        assert lazy.core.run(1) == eager.run(1) == 0
+        np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
+        for found, expected in zip(lazy.core.point[1:], eager.point[1:], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
+    others = sum(lazy.core.diagnostics[f"case_{k}"] for k in (2, 3, 4))
+    assert others > 50
+
+
+def test_a_jump_beyond_the_reach_of_the_series_is_solved_by_summation():
+    """Steps so large that one beta carries bins past the series; still the eager iterates, one step after another."""
+    log = random_log(8, 4, 600, 1, seed=7, evenness=0.3)
+    settings = resolved(log, gamma=0.9, psi=1, slater=0.2, T=10**6, eta=1.0, floor=1e-3, alpha_x=3000.0, alpha_V=5.0)
+    lazy, eager = Run("lazy", log, settings, seed=2), Run("eager", log, settings, seed=2)
+    for _ in range(300):
+        assert lazy.core.run(1) == eager.core.run(1) == 0
+    assert relative(lazy.point, eager.point) < 1e-9
+    assert relative(lazy.means, eager.means) < 1e-9
+
+
+def test_bins_hold_every_pair_once_and_place_it():
+    rng = np.random.default_rng(0)
+    for c in (
+        1 / np.maximum(rng.poisson(3, 5000) / 15000, 1e-8),
+        10.0 ** rng.uniform(0, 10, 3000),
+        np.array([7.0]),
+        np.full(100, 3.0),
+        np.repeat([1.0, 2.0, 4.0, 8.0], 50),
+    ):
+        bins = Bins.of(c)
+        assert np.array_equal(np.sort(bins.order), np.arange(len(c)))
+        for b in range(len(bins.centre)):
+            members = bins.order[bins.first[b] : bins.first[b + 1]]
+            assert len(members) > 0
+            assert (bins.bin[members] == b).all()
+            assert c[members].max() <= 2.0000001 * c[members].min()
+            assert (bins.half[b] > 0) == (b < bins.n_wide)
+        np.testing.assert_allclose(bins.centre[bins.bin] + bins.half[bins.bin] * bins.d, c, rtol=1e-14)
+        assert abs(bins.d).max() <= 1
+        assert len(bins.centre) <= OWN_BINS + 1 + np.log2(c.max() / c.min())
+
+
+@pytest.mark.slow
+def test_a_billion_steps_keep_their_invariants_and_their_averages():
+    log = random_log(20, 4, 4000, 1, seed=8)
+    runs = {}
+    for refresh in (None, 10**4):
+        settings = resolved(log, gamma=0.9, psi=1.5, slater=0.2, T=10**9, floor=1e-4, refresh=refresh)
+        runs[refresh] = run = Run("lazy", log, settings, seed=3)
+        assert run.core.run(10**9) == 0
+        x = run.core.x
+        total, weighted = run.core.kept_sums
+        # The stated bound of drift: refresh * 2^-53.
+        bound = (refresh or 2**16) * 2.0**-53
+        assert abs(total / x.sum() - 1) < bound
+        assert abs(weighted / (run.packed.c @ x) - 1) < bound
+        assert x.sum() <= run.packed.B1 * (1 + 1e-9)
+        assert run.packed.c @ x <= run.packed.B2 * (1 + 1e-9)
+        assert (run.core.log_x <= run.packed.log_cap + 1e-9).all()
+        assert abs(run.core.point[1]).max() <= settings.radius_V
+        assert run.core.point[2].sum() <= settings.radius_lam * (1 + 1e-9)
+    print(runs[None].core.diagnostics, relative(runs[None].means, runs[10**4].means))
+    assert relative(runs[None].means, runs[10**4].means) < 1e-9
