@@ -41,7 +41,10 @@ def real(
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is beyond the range of a double") from None
     if not np.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
     if not (above < number < below and at_least <= number <= at_most):
@@ -202,6 +205,8 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; fill or drop what is masked first")
     try:
         return np.asarray(values)
     except ValueError as error:  # ragged nested lists

@@ -104,6 +104,8 @@ def learn(
     total = setup.settings.T
     every = -(-total // 100) if callback_every is None else check.whole("callback_every", callback_every, at_least=1)
     fixed = None if chunk is None else check.whole("chunk", chunk, at_least=1)
+    if progress is not None and not isinstance(progress, bool):
+        raise TypeError(f"progress must be True, False or None, got {progress!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable, got {type(callback).__name__}")
 

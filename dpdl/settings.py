@@ -85,8 +85,8 @@ class Settings:
     def __post_init__(self) -> None:
         bounds: dict[str, dict[str, Any]] = {
             "gamma": {"above": 0, "below": 1},
-            "psi": {"at_least": 1},
-            "slater": {"above": 0, "at_most": 1},
+            "psi": {"at_least": 1, "at_most": 1e30},
+            "slater": {"at_least": 1e-30, "at_most": 1},
             "delta": {"above": 0, "below": 1},
             "kappa": {"at_least": 0},
             "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
@@ -110,6 +110,8 @@ class Settings:
         self._set("T", check.whole, at_least=1)
         self._set("refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
+        if self.kappa is not None:  # no utility exceeds 1/(1-gamma) in discounted sum
+            check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))
         if self.T is None and self.eps is None:
             raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
 

@@ -34,15 +34,20 @@ CODES = {
 COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iterations", "refreshes", "rebases")
 
 cdef enum:
-    BLOCK = 1024        # draws made ahead of the steps that use them
+    BLOCK = 4096        # draws made ahead of the steps that use them
     AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes that the caches hold anyway
 
 VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
 MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
 
+COLUMN_DTYPE = np.dtype([("keep", "f8"), ("state", "i4"), ("other", "i4")])
 MEMBER_DTYPE = np.dtype([("log_z", "f8"), ("z", "f8"), ("acc", "f8"), ("low", "f8"), ("c", "f8"), ("log_cap", "f8"),
                          ("d", "f8"), ("state", "i4"), ("bin", "i4")])
+
+
+cdef void *address(object array) except? NULL:
+    return <void *> <size_t> array.ctypes.data
 
 
 cdef bitgen_t *bits_of(object bit_generator) except NULL:
@@ -67,31 +72,24 @@ cdef class Sampler:
     cdef _random.Draws draws
     cdef readonly object bit_generator
     cdef readonly str order
-    cdef object keep, alias, initial, permutation_
+    cdef object table, permutation
 
     def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities):
-        cdef const double[::1] keep
-        cdef const int32_t[::1] alias, states
-        cdef int32_t[::1] permutation
         self.bit_generator = bit_generator
         self.order = order
         self.draws.bits = bits_of(bit_generator)
         self.draws.order = ("replacement", "shuffle", "trajectory").index(order)
         self.draws.n_records = n_records
         self.draws.position = 0
-        self.draws.permutation = NULL
-        self.permutation_ = None
-        if order == "shuffle":
-            self.permutation_ = np.arange(n_records, dtype=np.int32)
-            permutation = self.permutation_
-            self.draws.permutation = &permutation[0]
-        self.keep, self.alias = alias_table(probabilities)
-        self.initial = np.ascontiguousarray(initial, dtype=np.int32)
-        keep, alias, states = self.keep, self.alias, self.initial
-        self.draws.n_initial = states.shape[0]
-        self.draws.keep = &keep[0]
-        self.draws.alias = &alias[0]
-        self.draws.initial = &states[0]
+        self.permutation = np.arange(n_records if order == "shuffle" else 0, dtype=np.int32)
+        self.draws.permutation = <int32_t *> address(self.permutation)
+        keep, alias = alias_table(probabilities)
+        self.table = np.empty(len(keep), dtype=COLUMN_DTYPE)
+        self.table["keep"] = keep
+        self.table["state"] = initial
+        self.table["other"] = np.asarray(initial)[alias]
+        self.draws.n_initial = len(keep)
+        self.draws.initial = <const _random.Column *> address(self.table)
 
     def draw(self, int64_t n):
         """The next n draws as (records, initial states)."""
@@ -176,10 +174,6 @@ def rollout(int64_t n, int32_t s0, const double[:, ::1] policy_cdf, const int64_
 
 
 # ---------------------------------------------------------------------------------------------------- the step
-
-cdef void *address(object array) except? NULL:
-    return <void *> <size_t> array.ctypes.data
-
 
 cdef class Core:
     """State of a run that every core has: the duals with their sums, the counters, the draws.

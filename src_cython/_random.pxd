@@ -27,11 +27,15 @@ cdef extern from *:
         return p11 + (p01 >> 32) + (p10 >> 32) + (middle >> 32);
     }
     #endif
+    static inline void dpdl_prefetch(const void *address) {
     #if defined(__GNUC__)
-    #define dpdl_prefetch(address) __builtin_prefetch((address), 1)
+        __builtin_prefetch(address, 1);
+        /* Without this the compiler takes a function that only prefetches for one without effect, and drops it. */
+        __asm__ __volatile__("");
     #else
-    #define dpdl_prefetch(address) ((void)0)
+        (void)address;
     #endif
+    }
     """
     uint64_t dpdl_mul_high(uint64_t a, uint64_t b, uint64_t *low) noexcept nogil
     void dpdl_prefetch(const void *address) noexcept nogil
@@ -41,17 +45,19 @@ cdef enum Order:
     SHUFFLE = 1         # epochs without replacement
     TRAJECTORY = 2      # the log's own order: the asynchronous theorem
 
+ctypedef struct Column:         # of Vose's alias table: one access a draw
+    double keep                 # take `state` if a uniform falls below this, else `other`
+    int32_t state
+    int32_t other
+
 ctypedef struct Draws:
     bitgen_t *bits
     int order
     int64_t n_records
     int64_t position        # in the epoch (shuffle) or in the log (trajectory)
     int32_t *permutation    # of the records, shuffle only
-    # Vose's alias table of the initial distribution, over its support.
     int64_t n_initial
-    const double *keep
-    const int32_t *alias
-    const int32_t *initial
+    const Column *initial   # alias table of the initial distribution, over its support
 
 
 cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
@@ -88,11 +94,9 @@ cdef inline int64_t next_record(Draws *d) noexcept nogil:
 cdef inline int32_t next_initial(Draws *d) noexcept nogil:
     cdef int64_t k
     if d.n_initial == 1:
-        return d.initial[0]
+        return d.initial[0].state
     k = <int64_t> bounded(d.bits, <uint64_t> d.n_initial)
-    if d.bits.next_double(d.bits.state) >= d.keep[k]:
-        k = d.alias[k]
-    return d.initial[k]
+    return d.initial[k].state if d.bits.next_double(d.bits.state) < d.initial[k].keep else d.initial[k].other
 
 
 cdef inline void fill(Draws *d, int64_t *records, int32_t *initial, int64_t n) noexcept nogil:

@@ -86,14 +86,13 @@ class Run:
         return self.dense(x), V, lam
 
 
-def excess(packed, settings, n_pairs_seen, log_x, V, lam):
+def excess(packed, settings, log_x, V, lam):
     """By how much a point, given by coordinates, leaves X, the box of V and the simplex of lam; relative."""
     x = np.exp(log_x)
-    over = {
+    return {
         "sum x": x.sum() / packed.B1 - 1,
         "sum x/mu_hat": packed.c @ x / packed.B2 - 1,
         "caps": np.expm1((log_x - packed.log_cap).max()),
         "V": abs(V).max() / settings.radius_V - 1,
         "sum lam": lam.sum() / settings.radius_lam - 1,
     }
-    return over

@@ -47,15 +47,16 @@ def starting_point():
     rng = np.random.default_rng(9)
     x = rng.uniform(0.05, 0.2, (4, 3))
     x.ravel()[np.setdiff1d(np.arange(12), REFERENCE.pairs)] = 0.04  # far inside their cap of 5
-    return Point(x, rng.uniform(-3, 3, 4), rng.uniform(0.5, 3, 2))
+    return {"x": x, "V": rng.uniform(-3, 3, 4), "lam": rng.uniform(0.5, 3, 2)}
 
 
 START = starting_point()
+POINT = Point.of(**START)
 
 
 def step_of_core(record, initial):
     rho0 = np.eye(4)[initial]
-    result = learn(LOG[record : record + 1], SETTINGS, rho0=rho0, reference=REFERENCE, start=START, rng=0)
+    result = learn(LOG[record : record + 1], SETTINGS, rho0=rho0, reference=REFERENCE, start=POINT, rng=0)
     assert result.diagnostics["case_1"] == 1
     assert result.diagnostics["capped"] == 0
     return result.last
@@ -63,17 +64,17 @@ def step_of_core(record, initial):
 
 def step_of_eager_core(record, initial):
     one = LOG[record : record + 1]
-    run = Run("eager", one, SETTINGS, seed=0, start=START, reference=REFERENCE, initial=[initial])
+    run = Run("eager", one, SETTINGS, seed=0, start=START.values(), reference=REFERENCE, initial=[initial])
     assert run.core.run(1) == 0
     assert run.core.diagnostics["case_1"] == 1
-    return Point(*run.point)
+    return Point.of(*run.point)
 
 
 def step_of_twin(record, initial):
-    twin = Twin(LOG, REFERENCE.mu_hat, SETTINGS, *START)
+    twin = Twin(LOG, REFERENCE.mu_hat, SETTINGS, **START)
     twin.step(record, initial)
     assert twin.cases == [1, 0, 0, 0]
-    return Point(*twin.point)
+    return Point.of(*twin.point)
 
 
 STEPS = [step_of_core, step_of_eager_core, step_of_twin]
@@ -86,9 +87,9 @@ def mean_gradients(step):
         for initial in range(4):
             after = step(record, initial)
             share = RHO0[initial] / len(LOG)
-            g_V += share * (START.V - after.V) / RATE
-            g_lam += share * (np.log(START.lam) - np.log(after.lam)) / RATE
-            g_x += share * (np.log(after.x) - np.log(START.x)) / RATE_X
+            g_V += share * (POINT.V - after.V) / RATE
+            g_lam += share * (POINT.log_lam - after.log_lam) / RATE
+            g_x += share * (after.log_x - POINT.log_x) / RATE_X
     return g_V, g_lam, g_x
 
 
@@ -112,14 +113,14 @@ def lagrangian(V, lam, x):
 
 def exact_gradients():
     """Differences over one unit, exact because L is affine in each argument."""
-    found, here = [], lagrangian(**START._asdict())
+    found, here = [], lagrangian(**START)
     for name in ("V", "lam", "x"):
-        at = getattr(START, name)
+        at = START[name]
         gradient = np.zeros(at.size)
         for k in range(at.size):
             moved = at.ravel().copy()
             moved[k] += 1
-            gradient[k] = lagrangian(**{**START._asdict(), name: moved.reshape(at.shape)}) - here
+            gradient[k] = lagrangian(**{**START, name: moved.reshape(at.shape)}) - here
         found.append(gradient.reshape(at.shape))
     return found
 
@@ -135,7 +136,7 @@ def test_stochastic_gradients_average_to_the_exact_ones(step):
 def test_the_module_of_exact_references_has_the_same_gradients():
     mu = empirical_model()[0]
     model = exact.plug_in(LOG, GAMMA, RHO0)
-    found = exact.lagrangian_gradient(model, START.V, START.lam, START.x, mu, REFERENCE.mu_hat, KAPPA)
+    found = exact.lagrangian_gradient(model, **START, mu=mu, mu_hat=REFERENCE.mu_hat, kappa=KAPPA)
     for mine, true in zip(found, exact_gradients(), strict=True):
         np.testing.assert_allclose(mine, true, rtol=0, atol=1e-12)
 
@@ -144,8 +145,8 @@ def test_the_module_of_exact_references_has_the_same_gradients():
 def test_the_printed_sign_of_g_x_is_not_the_gradient(step):
     """Equation def-gradient prints r + gamma V(s) - V(s'); the estimator must not be that."""
     mu, P, r, u = empirical_model()
-    utilities = np.tensordot(START.lam, u - (1 - GAMMA) * KAPPA, axes=1)
-    printed = mu / REFERENCE.mu_hat * (r + GAMMA * START.V[:, None] - P @ START.V + utilities)
+    utilities = np.tensordot(START["lam"], u - (1 - GAMMA) * KAPPA, axes=1)
+    printed = mu / REFERENCE.mu_hat * (r + GAMMA * START["V"][:, None] - P @ START["V"] + utilities)
     assert abs(mean_gradients(step)[2] - printed).max() > 0.1
 
 

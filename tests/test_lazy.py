@@ -40,7 +40,7 @@ def regimes():
     quick = {"alpha_x": 1.0, "alpha_V": 0.3}
     return {
         "psi above C*": (one, resolved(one, psi=2 * C_one, **common), {}),
-        "psi below C*": (one, resolved(one, psi=max(1.0, C_one / 3), **common, **quick), {}),
+        "psi below C*": (one, resolved(one, psi=1.1, **common, **quick), {}),
         "psi above C*, twenty utilities": (many, resolved(many, psi=2 * C_many, **common), {}),
         "psi below C*, twenty utilities": (many, resolved(many, psi=1, **common, **quick), {}),
         "heavy floor": (one, resolved(one, psi=1.2, **(common | {"floor": 0.02}), **quick), {}),

@@ -25,12 +25,12 @@ POSITIVE = ["eps", "eta", "alpha_V", "alpha_lam", "alpha_x", "radius_V", "radius
         ("gamma", None, TypeError, "gamma must be a real number, got NoneType"),
         ("gamma", [0.9], TypeError, "gamma must be a real number, got list"),
         ("gamma", True, TypeError, "gamma must be a real number, got bool"),
-        ("psi", 0.999, ValueError, "psi must be >= 1, got 0.999"),
+        ("psi", 0.999, ValueError, "psi must be >= 1 and <= 1e+30, got 0.999"),
         ("psi", math.inf, ValueError, "psi must be finite, got inf"),
         ("psi", 1j, TypeError, "psi must be a real number, got complex"),
-        ("slater", 0, ValueError, "slater must be > 0 and <= 1, got 0.0"),
-        ("slater", -1, ValueError, "slater must be > 0 and <= 1, got -1.0"),
-        ("slater", 1.01, ValueError, "slater must be > 0 and <= 1, got 1.01"),
+        ("slater", 0, ValueError, "slater must be >= 1e-30 and <= 1, got 0.0"),
+        ("slater", -1, ValueError, "slater must be >= 1e-30 and <= 1, got -1.0"),
+        ("slater", 1.01, ValueError, "slater must be >= 1e-30 and <= 1, got 1.01"),
         ("floor", 0, ValueError, "floor must be >= 1e-200 and <= 1, got 0.0"),
         ("floor", -1, ValueError, "floor must be >= 1e-200 and <= 1, got -1.0"),
         ("floor", 1.1, ValueError, "floor must be >= 1e-200 and <= 1, got 1.1"),
@@ -74,7 +74,7 @@ def test_unknown_and_missing_names_raise():
         Settings.of(GOOD, {})
     with pytest.raises(TypeError, match="settings must be a JSON object, got list"):
         Settings.from_json("[1]")
-    with pytest.raises(ValueError, match=r"psi must be >= 1, got 0\.5"):
+    with pytest.raises(ValueError, match=r"psi must be >= 1 and <= 1e\+30, got 0\.5"):
         Settings.from_json(json.dumps({**GOOD, "psi": 0.5}))
     with pytest.raises(ValueError, match="eta must be finite, got nan"):
         Settings.from_json('{"gamma": 0.9, "psi": 2, "slater": 0.3, "T": 5, "eta": NaN}')
@@ -103,7 +103,7 @@ def bits(settings):
     [
         {},
         {"eps": 0.1 + 0.2, "kappa": 5e-324, "floor": 1e-200, "eta": np.nextafter(0.1, 1), "T": 2**63 - 1},
-        {"gamma": np.nextafter(1, 0), "psi": 1 + 2**-52, "slater": 2**-1074, "alpha_x": 1.7976931348623157e308},
+        {"gamma": np.nextafter(1, 0), "psi": 1 + 2**-52, "slater": 2**-99, "alpha_x": 1.7976931348623157e308},
         {"kappa": -0.0, "alpha_V": 1 / 3, "alpha_lam": math.pi, "radius_V": 1e22, "radius_lam": 1e23},
         {"order": "trajectory", "mixing_time": 1e16 + 2, "T": None, "eps": 1e-3, "c_o": 2 / 3, "refresh": 1},
     ],
