@@ -26,7 +26,7 @@ core = Extension(
     include_dirs=[numpy.get_include()],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
     extra_compile_args=flags,
-    depends=sorted(glob("src_cython/*.pxd")),
+    depends=sorted(glob("src_cython/*.px[di]")),
 )
 
 setup(

@@ -5,6 +5,7 @@ The steps are timed inside the compiled loop: one round is one call that takes S
 
 import numpy as np
 import pytest
+
 from dpdl import _core
 from problems import LOOSE, TIGHT, Bench
 

@@ -176,10 +176,8 @@ class _Setup:
         return Coordinates(self.packed.pairs, x[:n], x[n] / self.packed.n_unseen if self.packed.n_unseen else 0.0)
 
     def _log_coordinates(self, log_x: Array) -> Coordinates:
-        n = len(self.packed.pairs)
-        return Coordinates(
-            self.packed.pairs, log_x[:n], log_x[n] - math.log(self.packed.n_unseen) if self.packed.n_unseen else -math.inf
-        )
+        n, n_unseen = len(self.packed.pairs), self.packed.n_unseen
+        return Coordinates(self.packed.pairs, log_x[:n], log_x[n] - math.log(n_unseen) if n_unseen else -math.inf)
 
     def _run(self) -> Run | None:
         s = self.settings
@@ -321,11 +319,11 @@ def _start(
     x = np.exp(log_x)
     worst = int(np.argmax(log_x - packed.log_cap))
     pair = packed.pairs[worst] if worst < len(packed.pairs) else -1
-    name = f"x[{pair // A}, {pair % A}]" if pair >= 0 else "x of the unseen pairs"
+    where = f"x[{pair // A}, {pair % A}]" if pair >= 0 else "x of the unseen pairs"
     for name, value, bound in (
         ("sum x", x.sum(), packed.B1),
         ("sum x/mu_hat", packed.c @ x, packed.B2),
-        (name, x[worst], math.exp(packed.log_cap[worst])),
+        (where, x[worst], math.exp(packed.log_cap[worst])),
         ("max |V|", abs(V).max(), settings.radius_V),
         ("sum lam", lam.sum(), settings.radius_lam),
     ):

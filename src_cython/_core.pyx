@@ -54,133 +54,15 @@ cdef bitgen_t *bits_of(object bit_generator) except NULL:
     return <bitgen_t *> PyCapsule_GetPointer(bit_generator.capsule, "BitGenerator")
 
 
-# ---------------------------------------------------------------------------------------------------- sampling
+include "_sampling.pxi"
 
-cdef class Sampler:
-    """The draws of a run: one record of the log and one initial state a step.
-
-    Parameters
-    ----------
-    bit_generator : numpy.random.BitGenerator
-        Advanced by every draw, with its lock held.
-    n_records : int
-    order : {"replacement", "shuffle", "trajectory"}
-    initial, probabilities : int32 and float64 arrays
-        Support of the initial distribution and its positive probabilities.
-    """
-
-    cdef _random.Draws draws
-    cdef readonly object bit_generator
-    cdef readonly str order
-    cdef object table, permutation
-
-    def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities):
-        self.bit_generator = bit_generator
-        self.order = order
-        self.draws.bits = bits_of(bit_generator)
-        self.draws.order = ("replacement", "shuffle", "trajectory").index(order)
-        self.draws.n_records = n_records
-        self.draws.position = 0
-        self.permutation = np.arange(n_records if order == "shuffle" else 0, dtype=np.int32)
-        self.draws.permutation = <int32_t *> address(self.permutation)
-        keep, alias = alias_table(probabilities)
-        self.table = np.empty(len(keep), dtype=COLUMN_DTYPE)
-        self.table["keep"] = keep
-        self.table["state"] = initial
-        self.table["other"] = np.asarray(initial)[alias]
-        self.draws.n_initial = len(keep)
-        self.draws.initial = <const _random.Column *> address(self.table)
-
-    def draw(self, int64_t n):
-        """The next n draws as (records, initial states)."""
-        records = np.empty(n, dtype=np.int64)
-        initial = np.empty(n, dtype=np.int32)
-        cdef int64_t[::1] r = records
-        cdef int32_t[::1] s = initial
-        if n:
-            with self.bit_generator.lock, nogil:
-                _random.fill(&self.draws, &r[0], &s[0], n)
-        return records, initial
-
-
-def alias_table(const double[::1] probabilities):
-    """Vose's alias table: keep column k if a uniform falls below keep[k], else take alias[k]."""
-    cdef int64_t n = probabilities.shape[0], n_small = 0, n_large = 0, k, small, large
-    keep_array, alias_array = np.ones(n), np.arange(n, dtype=np.int32)
-    cdef double[::1] keep = keep_array, share = np.asarray(probabilities) * (n / np.sum(probabilities))
-    cdef int32_t[::1] alias = alias_array, smalls = np.empty(n, np.int32), larges = np.empty(n, np.int32)
-    with nogil:
-        for k in range(n):
-            if share[k] < 1.0:
-                smalls[n_small] = <int32_t> k
-                n_small += 1
-            else:
-                larges[n_large] = <int32_t> k
-                n_large += 1
-        while n_small and n_large:
-            n_small -= 1
-            small = smalls[n_small]
-            large = larges[n_large - 1]
-            keep[small] = share[small]
-            alias[small] = <int32_t> large
-            share[large] -= 1.0 - share[small]
-            if share[large] < 1.0:
-                n_large -= 1
-                smalls[n_small] = <int32_t> large
-                n_small += 1
-    return keep_array, alias_array
-
-
-def bounded_integers(bit_generator, uint64_t bound, int64_t n):
-    """n uniform integers below `bound`, by rejection."""
-    out = np.empty(n, dtype=np.uint64)
-    cdef uint64_t[::1] view = out
-    cdef bitgen_t *bits = bits_of(bit_generator)
-    cdef int64_t k
-    with bit_generator.lock, nogil:
-        for k in range(n):
-            view[k] = _random.bounded(bits, bound)
-    return out
-
-
-cdef inline int64_t locate(const double *cdf, int64_t low, int64_t high, double u) noexcept nogil:
-    """The first k in low .. high - 1 with cdf[k] > u; cdf[high - 1] > u by construction."""
-    cdef int64_t middle
-    high -= 1
-    while low < high:
-        middle = (low + high) // 2
-        if cdf[middle] > u:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def rollout(int64_t n, int32_t s0, const double[:, ::1] policy_cdf, const int64_t[::1] indptr,
-            const int32_t[::1] indices, const double[::1] row_cdf, bit_generator):
-    """One trajectory of n steps: states (n + 1) and actions (n)."""
-    cdef int64_t A = policy_cdf.shape[1], t, row
-    cdef bitgen_t *bits = bits_of(bit_generator)
-    states_array, actions_array = np.empty(n + 1, np.int32), np.empty(n, np.int32)
-    cdef int32_t[::1] states = states_array, actions = actions_array
-    states[0] = s0
-    with bit_generator.lock, nogil:
-        for t in range(n):
-            actions[t] = <int32_t> locate(&policy_cdf[states[t], 0], 0, A, bits.next_double(bits.state))
-            row = states[t] * A + actions[t]
-            states[t + 1] = indices[locate(&row_cdf[0], indptr[row], indptr[row + 1],
-                                           bits.next_double(bits.state))]
-    return states_array, actions_array
-
-
-# ---------------------------------------------------------------------------------------------------- the step
 
 cdef class Core:
     """State of a run that every core has: the duals with their sums, the counters, the draws.
 
     Parameters
     ----------
-    problem : dpdl._problem.Problem
+    problem : dpdl._packed.Packed
         Packed log and constants; never written to.
     sampler : Sampler
     V, lam : float64 arrays
@@ -402,7 +284,8 @@ cdef class LazyCore(Core):
                 return code
         return _kkt.OK
 
-    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k, int64_t n) noexcept nogil:
+    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
+                              int64_t n) noexcept nogil:
         """Ask for what later steps will read: first the record, then what it points to, then what that points to."""
         cdef const _model.Head *h
         if k + 3 * AHEAD < n:
@@ -446,7 +329,6 @@ cdef class LazyCore(Core):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
 
-
     def floor(self, int64_t n):
         """What no step can avoid, n times: the draws, the gathers, the update's two exponentials. Changes nothing.
 
@@ -474,63 +356,4 @@ cdef class LazyCore(Core):
         return total
 
 
-# ---------------------------------------------------------------------------------------------------- kernels
-
-def x_update(log_x, c, double log_cap, int64_t j, double step, double B1, double B2):
-    """Solve one x-update: argmin of -step x_j + KL(x || exp(log_x)) over x_j <= cap, sum x <= B1, sum c x <= B2."""
-    new = np.array(log_x, dtype=np.float64)
-    x_values, c = np.exp(new), np.ascontiguousarray(c, dtype=np.float64)
-    cdef _kkt.Update u
-    find(new, x_values, c, log_cap, j, step, B1, B2, &u)
-    if u.kind > 1:      # a - 0.0 would be harmless but for its sign
-        new -= u.alpha + c * u.beta
-    new[j] = u.log_x
-    return XUpdate(new, u.alpha, u.beta, u.kind, bool(u.capped), u.iterations, u.code)
-
-
-def find_root(log_x, c, double log_cap, int64_t j, double step, double B1, double B2):
-    """The multipliers of an x-update alone: what its root finder costs."""
-    cdef _kkt.Update u
-    find(log_x, np.exp(log_x), c, log_cap, j, step, B1, B2, &u)
-    return Root(u.alpha, u.beta, u.iterations, u.code)
-
-
-cdef int find(object log_x, object x_values, object c, double log_cap, int64_t j, double step, double B1, double B2,
-              _kkt.Update *u) except -1:
-    cdef _eager.Eager e
-    cdef _kkt.Pair pair
-    cdef double c_min = np.min(c)
-    e.n = len(log_x)
-    e.log_x = <double *> address(log_x)
-    e.x = <double *> address(x_values)
-    e.c = <const double *> address(c)
-    e.j = j
-    pair.c = e.c[j]
-    pair.log_cap = log_cap
-    pair.log_free = e.log_x[j] + step
-    with nogil:
-        _kkt.solve(&pair, B1, B2, c_min, _eager.moments_at, &e, u)
-    return 0
-
-
-def lam_update(log_lam, const double[::1] u, double shift, double weight, double rate, double radius):
-    """One entropic step of lam; returns (log lam, lam)."""
-    rows = np.zeros(len(log_lam), dtype=MULTIPLIER_DTYPE)
-    rows["log"] = log_lam
-    rows["lam"] = np.exp(log_lam)
-    cdef _duals.Multiplier *lam = <_duals.Multiplier *> address(rows)
-    cdef int64_t n = len(log_lam)
-    if n:
-        with nogil:
-            _duals.update_lam(lam, n, &u[0], shift, weight, rate, radius)
-    return rows["log"].copy(), rows["lam"].copy()
-
-
-def V_update(V, int64_t initial, int64_t s, int64_t s_next, double weight, double gamma, double rate, double radius):
-    """One projected step of V; returns the new V."""
-    rows = np.zeros(len(V), dtype=VALUE_DTYPE)
-    rows["v"] = V
-    cdef _duals.Value *values = <_duals.Value *> address(rows)
-    with nogil:
-        _duals.update_V(values, 1, initial, s, s_next, weight, gamma, rate, radius)
-    return rows["v"].copy()
+include "_kernels.pxi"

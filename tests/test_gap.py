@@ -19,9 +19,7 @@ def test_gap_falls_like_the_root_of_the_number_of_steps():
     gaps = []
     for n_steps in steps:
         runs = [learn(log, gamma=0.5, psi=psi, slater=slater, T=n_steps, rho0=cmdp.rho0, rng=k) for k in range(8)]
-        gaps.append(
-            np.mean([exact.gap(model, run.x_mean, mu, run.reference.mu_hat, psi, 0.0, slater) for run in runs])
-        )
+        gaps.append(np.mean([exact.gap(model, run.x_mean, mu, run.reference.mu_hat, psi, 0.0, slater) for run in runs]))
     slope = np.polyfit(np.log(steps), np.log(gaps), 1)[0]
     print(f"\ngap {dict(zip(steps, np.round(gaps, 3), strict=True))}, slope {slope:.3f}")
     assert -0.65 < slope < -0.35
