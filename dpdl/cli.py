@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="learn to cross a burning field from a log of mediocre crossings")
     demo.add_argument("--transitions", type=_count, default=200_000, help="length of the log (default %(default)s)")
     demo.add_argument("--steps", type=_count, default=40_000_000, help="steps of the learner (default %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of the log and of the learner (default %(default)s)")
+    demo.add_argument("--seed", type=_seed, default=0, help="seed of the log and of the learner (default %(default)s)")
     demo.add_argument("--picture", default="dpdl-demo.png", help="file to draw to (default %(default)s)")
     demo.add_argument("--no-picture", dest="picture", action="store_const", const=None, help="draw nothing")
     demo.set_defaults(run=_demo)
@@ -124,6 +124,13 @@ def _count(text: str) -> int:
     number = int(float(text))
     if number < 1 or number != float(text):
         raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text}")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
     return number
 
 

@@ -179,3 +179,17 @@ def test_from_theory_is_resolve():
 def test_a_budget_beyond_64_bits_is_an_error_that_names_T():
     with pytest.raises(ValueError, match=r"T must be between 1 and 9223372036854775807, got \d{20}"):
         Settings.from_theory(100, 10, 1, gamma=0.999, slater=0.01, psi=2, eps=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gamma": 10**400}, "gamma is beyond the range of a double"),
+        ({"slater": 5e-324}, "slater must be >= 1e-30 and <= 1, got 5e-324"),
+        ({"kappa": 1e308}, "kappa must be <= 10, got 1e+308"),
+        ({"psi": 1e308}, "psi must be >= 1 and <= 1e+30, got 1e+308"),
+    ],
+)
+def test_values_out_of_all_proportion_are_blamed_by_name(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Settings(**({"gamma": 0.9, "psi": 2, "slater": 0.3, "T": 10} | values))

@@ -1,0 +1,85 @@
+"""The command line and the README: what they promise runs."""
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpdl import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["demo", "--transitions", "3000", "--steps", "20000"]
+
+
+def test_demo_prints_a_table_and_draws_a_picture(tmp_path, capsys):
+    picture = tmp_path / "demo.png"
+    assert cli.main([*SMALL, "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    for row in ("behaviour (made the log)", "unconstrained optimum", "constrained optimum", "learned from the log"):
+        assert row in out
+    assert "20,000 steps" in out
+    assert "Guarantee: none" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_learns_a_safe_policy_that_earns_well():
+    demo = cli.run_demo(n_steps=5_000_000)
+    learned, best = demo.rows["learned from the log"], demo.rows["constrained optimum"]
+    assert (learned.utilities > 0).all()
+    assert learned.reward > 0.85 * best.reward
+    unsafe = demo.rows["unconstrained optimum"]
+    assert unsafe.utilities.min() < -1
+
+
+def test_same_seed_same_demo():
+    first, again, other = (cli.run_demo(2000, 5000, seed=seed) for seed in (3, 3, 4))
+    assert np.array_equal(first.result.x_mean, again.result.x_mean)
+    assert not np.array_equal(first.result.x_mean, other.result.x_mean)
+
+
+def test_without_matplotlib_the_demo_says_how_to_get_a_picture(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "dpdl.plots", None)
+    assert cli.main([*SMALL, "--picture", str(tmp_path / "demo.png")]) == 0
+    assert "pip install 'dpdl[plot]'" in capsys.readouterr().err
+    assert not (tmp_path / "demo.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["fly"], "invalid choice"),
+        (["demo", "--steps", "0"], "positive whole number, got 0"),
+        (["demo", "--steps", "many"], "invalid"),
+        (["demo", "--transitions", "1.5"], "positive whole number, got 1.5"),
+        (["demo", "--seed", "-1"], "at least 0"),
+    ],
+)
+def test_bad_arguments_are_usage_errors(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert re.fullmatch(r"dpdl \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_the_code_in_the_readme_prints_what_it_says():
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
+    assert len(block.strip().splitlines()) <= 25
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block, "README.md", "exec"), {})
+    first, second, third = out.getvalue().splitlines()
+    assert first == "COMPLETED [[0.5, 0.5]]"
+    assert second == "None"
+    assert "psi >= C*" in third
