@@ -13,6 +13,7 @@ from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import Point, Result, Status
 from .settings import Settings
+from .verification import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -26,10 +27,12 @@ __all__ = [
     "Settings",
     "Status",
     "Units",
+    "Verification",
     "estimate_reference",
     "exact",
     "instances",
     "learn",
     "policy",
     "theory",
+    "verify",
 ]

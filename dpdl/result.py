@@ -77,6 +77,13 @@ class Coordinates:
     values: Array
     elsewhere: float
 
+    def at(self, pairs: NDArray[np.int64]) -> Array:
+        """Values at the given pairs (as s * n_actions + a)."""
+        order = np.argsort(self.pairs, kind="stable")
+        position = np.minimum(np.searchsorted(self.pairs, pairs, sorter=order), len(order) - 1)
+        found = order[position]
+        return np.where(self.pairs[found] == pairs, self.values[found], self.elsewhere)
+
     def dense(self, n_states: int, n_actions: int) -> Array:
         """Write out all pairs."""
         flat = np.full(n_states * n_actions, self.elsewhere)
