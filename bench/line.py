@@ -11,6 +11,7 @@ import argparse
 import time
 
 import numpy as np
+
 from dpdl import exact, instances, learn, theory
 
 PSI, SLATER, RECORDS_PER_PAIR, STEPS = 20.0, 0.1, 20, 10_000_000

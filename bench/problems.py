@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdl import _core, theory
+from dpdl import _core, exact, theory
 from dpdl._bins import Bins
 from dpdl._packed import Packed
 from dpdl.dataset import Dataset
@@ -18,19 +18,18 @@ from dpdl.twin import Twin
 
 ACTIONS, BRANCHING, RECORDS_PER_PAIR = 10, 5, 10
 
-#: psi >= C* for certain: with psi equal to the number of records no policy that the log covers is excluded (None
-#: stands for that). And psi < C*, as tight as it gets: psi = 1.
-LOOSE, TIGHT = None, 1.0
+#: psi >= C* (41 at 80 pairs, 268 at 1,000, as the report prints; C* does not grow with the number of states,
+#: to which both the occupancy and mu are in inverse proportion), and psi < C*, as tight as it gets.
+LOOSE, TIGHT = 1000.0, 1.0
 
 
 class Bench:
     """A synthetic problem of about `n_pairs` visited pairs."""
 
-    def __init__(self, n_pairs: int, psi: float | None, n_utilities: int = 1, seed: int = 0) -> None:
+    def __init__(self, n_pairs: int, psi: float, n_utilities: int = 1, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         n_states = max(2, n_pairs // ACTIONS)
         self.dataset = make_log(n_states, n_utilities, rng)
-        psi = psi or len(self.dataset)
         self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=10**8, floor=1e-8).resolve(
             n_states, ACTIONS, n_utilities
         )
@@ -55,15 +54,24 @@ class Bench:
     def lazy(self, seed: int = 1) -> _core.LazyCore:
         x, V, lam = self.start()
         refresh = max(2**16, 4 * len(x))
-        return _core.LazyCore(self.packed, Bins.of(self.packed.c), self.sampler(seed), np.log(x), V, lam, refresh)
+        return _core.LazyCore(
+            self.packed, Bins.of(self.packed.c), self.sampler(seed), np.log(x), V, np.log(lam), refresh
+        )
 
     def eager(self, after: _core.LazyCore | None = None) -> _core.EagerCore:
         """The eager core, from the start or from where a lazy one has got to."""
         if after is None:
             x, V, lam = self.start()
-            return _core.EagerCore(self.packed, self.sampler(2), np.log(x), V, lam)
-        _, V, lam = after.point
-        return _core.EagerCore(self.packed, self.sampler(2), after.log_x, V, lam)
+            return _core.EagerCore(self.packed, self.sampler(2), np.log(x), V, np.log(lam))
+        return _core.EagerCore(self.packed, self.sampler(2), after.log_x, after.point[1], after.log_lam)
+
+    def concentrability(self) -> float:
+        """C* of the empirical model, for small problems."""
+        d = self.dataset
+        mu = np.zeros(d.n_states * d.n_actions)
+        mu[d.pairs] = d.counts / len(d)
+        model = exact.plug_in(d, self.settings.gamma, np.full(d.n_states, 1 / d.n_states))
+        return model.concentrability(mu.reshape(d.n_states, d.n_actions))
 
     def twin(self) -> Twin:
         d, s = self.dataset, self.settings

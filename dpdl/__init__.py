@@ -5,7 +5,7 @@ descent-ascent with deviation control (Chen, Zhang & Wen, "A Near-Optimal Primal
 CMDP", 2022).
 """
 
-from . import exact, instances, policy, theory
+from . import exact, instances, mixing, policy, theory
 from .cmdp import CMDP
 from .dataset import Dataset, Units
 from .learning import learn
@@ -32,6 +32,7 @@ __all__ = [
     "exact",
     "instances",
     "learn",
+    "mixing",
     "policy",
     "theory",
     "verify",

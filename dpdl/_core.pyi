@@ -64,7 +64,7 @@ class Core:
 class EagerCore(Core):
     log_x: Array
     def __init__(
-        self, problem: Packed, sampler: Sampler, log_x: Array, V: Array, lam: Array, refresh: int = ...
+        self, problem: Packed, sampler: Sampler, log_x: Array, V: Array, log_lam: Array, refresh: int = ...
     ) -> None: ...
 
 class LazyCore(Core):
@@ -77,10 +77,12 @@ class LazyCore(Core):
         sampler: Sampler,
         log_x: Array,
         V: Array,
-        lam: Array,
+        log_lam: Array,
         refresh: int,
         threshold: float = ...,
+        reach: float = ...,
     ) -> None: ...
+    def bare_loop(self, n: int) -> float: ...
     @property
     def log_x(self) -> Array: ...
 

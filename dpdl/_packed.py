@@ -89,7 +89,10 @@ class Packed:
             ("alpha_V", self.rate_V, self.rate_V * (1 + w)),
         ):
             if not growth < LARGEST:
-                raise ValueError(f"eta/{name} = {step:g} is so large that {settings.T} steps could overflow")
+                raise ValueError(
+                    f"eta/{name} = {step:g} with 1/mu_hat up to {c_max:g} is so large that in {settings.T} steps "
+                    "a number could overflow"
+                )
 
     @property
     def n_unseen(self) -> int:

@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(self, total: int, show: bool | None, label: str = "learning") -> None:
         self.total, self.label = total, label
-        self.show = sys.stderr.isatty() if show is None else show
+        self.show = sys.stderr is not None and (sys.stderr.isatty() if show is None else show)
         self.started = self.drawn = time.monotonic()
         self.bar: Any = None
         self.width = 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,7 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     options = _parser().parse_args(arguments)
-    options.run(options)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # arrows on a terminal that has none
+    try:
+        options.run(options)
+    except BrokenPipeError:  # the reader has gone, as with `dpdl demo | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return 0
 
 
@@ -114,17 +122,26 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--transitions", type=_count, default=200_000, help="length of the log (default %(default)s)")
     demo.add_argument("--steps", type=_count, default=40_000_000, help="steps of the learner (default %(default)s)")
     demo.add_argument("--seed", type=_seed, default=0, help="seed of the log and of the learner (default %(default)s)")
-    demo.add_argument("--picture", default="dpdl-demo.png", help="file to draw to (default %(default)s)")
+    demo.add_argument("--picture", type=_picture, default="dpdl-demo.png", help="file to draw to (default %(default)s)")
     demo.add_argument("--no-picture", dest="picture", action="store_const", const=None, help="draw nothing")
     demo.set_defaults(run=_demo)
     return parser
 
 
 def _count(text: str) -> int:
-    number = int(float(text))
-    if number < 1 or number != float(text):
+    value = float(text)
+    if not 1 <= value <= 1e15 or value != int(value):
         raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text}")
-    return number
+    return int(value)
+
+
+def _picture(text: str) -> str:
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise argparse.ArgumentTypeError(f"must end in .png, .pdf or .svg, got {text}")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
+    return text
 
 
 def _seed(text: str) -> int:

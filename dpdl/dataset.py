@@ -148,11 +148,14 @@ class Dataset:
     def _fill(
         self, records: NDArray[Any], pairs: NDArray[np.int64], n_states: int, n_actions: int, units: Units
     ) -> None:
-        self.records = check.frozen(records)
-        self.pairs = check.frozen(pairs)
-        self.n_states = n_states
-        self.n_actions = n_actions
-        self.units = units
+        values = {
+            "records": check.frozen(records),
+            "pairs": check.frozen(pairs),
+            "n_states": n_states,
+            "n_actions": n_actions,
+            "units": units,
+        }
+        self.__dict__.update(values)
 
     @classmethod
     def from_costs(
@@ -222,8 +225,13 @@ class Dataset:
             reward_scale=reward_scale,
             utility_scale=scale,
         )
-        log.units = Units(log.units.reward_scale, tuple(scale.tolist()), tuple(limit.tolist()), bool(normalised), gamma)
+        log.__dict__["units"] = Units(
+            log.units.reward_scale, tuple(scale.tolist()), tuple(limit.tolist()), bool(normalised), gamma
+        )
         return log
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
 
     def __len__(self) -> int:
         return len(self.records)

@@ -119,10 +119,11 @@ def learn(
                     size = min(size, every - core.n_steps % every)
                 began = time.perf_counter()
                 code = core.run(size)
+                elapsed = time.perf_counter() - began
                 if callback is not None and code == 0 and core.n_steps % every == 0:
                     callback(setup.result(Status.RUNNING))
                 bar.update(core.n_steps)
-                size = fixed or _next_size(size, time.perf_counter() - began)
+                size = fixed or _next_size(size, elapsed)
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except StopIteration:
@@ -238,17 +239,22 @@ def _prepare(
     if resolved.order == "shuffle" and len(descent) > INT32_MAX:
         raise ValueError(f"order 'shuffle' keeps a permutation of at most {INT32_MAX} records, got {len(descent)}")
     packed = Packed.build(descent, reference, resolved)
-    log_x, V, lam = _start(start, packed, resolved, S, A, I)
+    log_x, V, log_lam = _start(start, packed, resolved, S, A, I)
+    # One trajectory is fresh only in its own order; independent transitions also without replacement.
+    fresh_orders = ("shuffle", "trajectory") if resolved.mixing_time is None else ("trajectory",)
+    radii = theory.radius_V(resolved.gamma, resolved.slater), theory.radius_lam(resolved.slater)
     sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
     return _Setup(
-        core=_core.LazyCore(packed, Bins.of(packed.c), sampler, log_x, V, lam, _refresh(resolved, len(log_x))),
+        core=_core.LazyCore(packed, Bins.of(packed.c), sampler, log_x, V, log_lam, _refresh(resolved, len(log_x))),
         packed=packed,
         settings=resolved,
         reference=reference,
         n_utilities=I,
-        fresh=resolved.order != "replacement" and len(descent) >= resolved.T,
+        fresh=resolved.order in fresh_orders and len(descent) >= resolved.T,
         disjoint=disjoint,
-        as_stated=start is None and chosen.radius_V is None and chosen.radius_lam is None,
+        as_stated=start is None
+        and math.isclose(resolved.radius_V, radii[0])
+        and math.isclose(resolved.radius_lam, radii[1]),
         known=frozenset(known),
     )
 
@@ -299,14 +305,13 @@ def _split(
 def _start(
     start: Point | None, packed: Packed, settings: Resolved, S: int, A: int, I: int
 ) -> tuple[Array, Array, Array]:
-    """The starting point, log x by coordinates, checked to be feasible."""
+    """The starting point (log x by coordinates, V, log lam), checked to be feasible."""
     if start is None:
         share = theory.sparsity(S, A, I) / (S * A) / (1 - settings.gamma)
         log_x = math.log(share) - np.log(packed.c)
         if packed.n_unseen:
             log_x[-1] += math.log(packed.n_unseen)
-        V, lam = np.zeros(S), np.full(I, 1 / (settings.slater * max(I, 1)))
-        blame = f"the default start is infeasible; floor = {settings.floor:g} may be too large"
+        V, log_lam = np.zeros(S), np.full(I, -math.log(settings.slater * max(I, 1)))
     else:
         if not isinstance(start, tuple) or len(start) != 3:
             raise TypeError(f"start must be a Point (log_x, V, log_lam), got {type(start).__name__}")
@@ -314,19 +319,20 @@ def _start(
             check.numbers_array(f"start.{name}", value, shape=shape)
             for name, value, shape in zip(Point._fields, start, ((S, A), (S,), (I,)), strict=True)
         )
-        log_x, lam = packed.gather_logs(dense), np.exp(log_lam)
-        blame = "infeasible start"
-    x = np.exp(log_x)
+        log_x = packed.gather_logs(dense)
+    with np.errstate(over="ignore"):  # a start beyond the range of exp is infeasible, and is said to be
+        x, lam = np.exp(log_x), np.exp(log_lam)
     worst = int(np.argmax(log_x - packed.log_cap))
     pair = packed.pairs[worst] if worst < len(packed.pairs) else -1
     where = f"x[{pair // A}, {pair % A}]" if pair >= 0 else "x of the unseen pairs"
-    for name, value, bound in (
-        ("sum x", x.sum(), packed.B1),
-        ("sum x/mu_hat", packed.c @ x, packed.B2),
-        (where, x[worst], math.exp(packed.log_cap[worst])),
-        ("max |V|", abs(V).max(), settings.radius_V),
-        ("sum lam", lam.sum(), settings.radius_lam),
+    for name, value, bound, setting in (
+        ("sum x", x.sum(), packed.B1, "floor is too large"),
+        ("sum x/mu_hat", packed.c @ x, packed.B2, "floor is too large"),
+        (where, x[worst], math.exp(packed.log_cap[worst]), "psi is too small"),
+        ("max |V|", abs(V).max(), settings.radius_V, "radius_V is too small"),
+        ("sum lam", lam.sum(), settings.radius_lam, "radius_lam is too small"),
     ):
         if not value <= bound * (1 + FEASIBLE):
+            blame = "infeasible start" if start is not None else f"the default start is infeasible because {setting}"
             raise ValueError(f"{blame}: {name} = {value:.6g} exceeds its bound {bound:.6g}")
-    return log_x, V, lam
+    return log_x, V, log_lam

@@ -45,6 +45,8 @@ class Reference:
         counts = check.indices("counts", self.counts, 2**63 - 1, shape=pairs.shape, dtype=np.int64)
         if len(pairs) == 0 or (np.diff(pairs) <= 0).any() or (counts < 1).any() or counts.sum() != self.n_samples:
             raise ValueError("pairs must ascend, and counts must be positive and add up to n_samples")
+        object.__setattr__(self, "pairs", check.frozen(pairs))
+        object.__setattr__(self, "counts", check.frozen(counts))
 
     @property
     def n_visited(self) -> int:

@@ -87,7 +87,10 @@ class Settings:
             "gamma": {"above": 0, "below": 1},
             "psi": {"at_least": 1, "at_most": 1e30},
             "slater": {"at_least": 1e-30, "at_most": 1},
-            "delta": {"above": 0, "below": 1},
+            "delta": {"at_least": 1e-100, "below": 1},
+            "eps": {"at_least": 1e-30},
+            "radius_V": {"above": 0, "at_most": 1e100},
+            "radius_lam": {"above": 0, "at_most": 1e100},
             "kappa": {"at_least": 0},
             "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
             "mixing_time": {"at_least": 1},
@@ -110,8 +113,13 @@ class Settings:
         self._set("T", check.whole, at_least=1)
         self._set("refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
-        if self.kappa is not None:  # no utility exceeds 1/(1-gamma) in discounted sum
+        # No utility exceeds 1/(1-gamma) in discounted sum.
+        if self.kappa is not None:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))
+        elif self.eps is not None and 5 * self.slater * self.eps > 1 / (1 - self.gamma):
+            raise ValueError(
+                f"eps = {self.eps:g} makes kappa = 5 slater eps exceed 1/(1-gamma); give kappa or less eps"
+            )
         if self.T is None and self.eps is None:
             raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
 
@@ -134,6 +142,8 @@ class Settings:
             else:
                 n_steps = theory.async_descent_steps(problem, eps, self.delta, self.mixing_time, self.c_o)
         assert n_steps is not None  # __post_init__ asks for one of the two
+        if n_steps >= 2**63:
+            raise ValueError(f"eps = {eps:g} asks for {n_steps:.3g} steps, more than 64 bits count; give T")
         values: dict[str, Any] = {
             "T": n_steps,
             "kappa": 0.0 if eps is None else theory.conservatism(problem, eps),
@@ -194,7 +204,10 @@ class Settings:
         if settings is not None:
             if not isinstance(settings, Settings):
                 raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")
-            return dataclasses.replace(settings, **keywords)
+            given = dataclasses.asdict(settings)
+            if settings.T is not None and settings.eta == theory.step_size(settings.T, settings.mixing_time):
+                given["eta"] = None  # it came of the old T and changes with it
+            return Settings(**(given | keywords))
         missing = [name for name in ("gamma", "psi", "slater") if name not in keywords]
         if missing:
             raise TypeError(f"missing setting {missing[0]!r}")

@@ -6,6 +6,7 @@ Python validates, allocates and decides; everything here trusts its inputs, runs
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memset
 from numpy.random cimport bitgen_t
 
 from collections import namedtuple
@@ -31,7 +32,8 @@ CODES = {
 }
 
 # The fields of _model.Counters, in order.
-COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iterations", "refreshes", "rebases")
+COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iterations", "refreshes", "rebases",
+            "jumps")
 
 cdef enum:
     BLOCK = 4096        # draws made ahead of the steps that use them
@@ -50,6 +52,14 @@ cdef void *address(object array) except? NULL:
     return <void *> <size_t> array.ctypes.data
 
 
+def aligned(n, dtype):
+    """Zeros that begin on a cache line and share none: two runs in two threads must not write to the same one."""
+    size = n * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 128, dtype=np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip:skip + size].view(dtype)
+
+
 cdef bitgen_t *bits_of(object bit_generator) except NULL:
     return <bitgen_t *> PyCapsule_GetPointer(bit_generator.capsule, "BitGenerator")
 
@@ -65,7 +75,7 @@ cdef class Core:
     problem : dpdl._packed.Packed
         Packed log and constants; never written to.
     sampler : Sampler
-    V, lam : float64 arrays
+    V, log_lam : float64 arrays
         Starting point.
     """
 
@@ -76,12 +86,12 @@ cdef class Core:
     cdef readonly object problem, V_rows, lam_rows, counts
     cdef readonly Sampler sampler
 
-    def __init__(self, problem, Sampler sampler, V, lam):
+    def __init__(self, problem, Sampler sampler, V, log_lam):
         self.problem = problem
         self.sampler = sampler
         self.model.records = <const char *> address(problem.records)
         self.model.stride = problem.records.strides[0]
-        self.model.n_utilities = len(lam)
+        self.model.n_utilities = len(log_lam)
         self.model.gamma = problem.gamma
         self.model.shift = problem.shift
         self.model.rate_V = problem.rate_V
@@ -92,12 +102,12 @@ cdef class Core:
         self.model.B1 = problem.B1
         self.model.B2 = problem.B2
         self.model.c_min = problem.c.min()
-        self.V_rows = np.zeros(len(V), dtype=VALUE_DTYPE)
+        self.V_rows = aligned(len(V), VALUE_DTYPE)
         self.V_rows["v"] = V
-        self.lam_rows = np.zeros(len(lam), dtype=MULTIPLIER_DTYPE)
-        self.lam_rows["lam"] = lam
-        self.lam_rows["log"] = np.log(lam)
-        self.counts = np.zeros(len(COUNTERS), dtype=np.int64)
+        self.lam_rows = aligned(len(log_lam), MULTIPLIER_DTYPE)
+        self.lam_rows["log"] = log_lam
+        self.lam_rows["lam"] = np.exp(log_lam)
+        self.counts = aligned(len(COUNTERS), np.int64)
         self.V = <_duals.Value *> address(self.V_rows)
         self.lam = <_duals.Multiplier *> address(self.lam_rows)
         self.counters = <_model.Counters *> address(self.counts)
@@ -166,8 +176,8 @@ cdef class EagerCore(Core):
     cdef _eager.Eager eager
     cdef readonly object log_x, x_values, sums, since
 
-    def __init__(self, problem, Sampler sampler, log_x, V, lam, int64_t refresh=1 << 16):
-        super().__init__(problem, sampler, V, lam)
+    def __init__(self, problem, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16):
+        super().__init__(problem, sampler, V, log_lam)
         self.log_x = np.array(log_x, dtype=np.float64)
         self.x_values = np.exp(self.log_x)
         self.sums = np.zeros((len(log_x), 2))
@@ -224,6 +234,8 @@ cdef class LazyCore(Core):
         Steps between full recomputations.
     threshold : float
         A bin is rebased when its tau passes this; 0 rebases every bin at every shift.
+    reach : float
+        An x-update that would carry some tau beyond this is solved by summation over all pairs.
     """
 
     cdef _lazy.Lazy lazy
@@ -231,14 +243,12 @@ cdef class LazyCore(Core):
     cdef object frame, moments
     cdef bint far       # the data does not fit the caches
 
-    def __init__(self, problem, bins, Sampler sampler, log_x, V, lam, int64_t refresh, double threshold=0.25):
+    def __init__(self, problem, bins, Sampler sampler, log_x, V, log_lam, int64_t refresh, double threshold=0.25,
+                 double reach=0.375):
         cdef int64_t n = len(log_x), n_bins = len(bins.centre)
-        super().__init__(problem, sampler, V, lam)
+        super().__init__(problem, sampler, V, log_lam)
         self.bins = bins
-        # One cache line a member, so the array must begin on one.
-        raw = np.zeros(64 * n + 64, dtype=np.uint8)
-        skip = -raw.ctypes.data % 64
-        self.members = raw[skip:skip + 64 * n].view(MEMBER_DTYPE)
+        self.members = aligned(n, MEMBER_DTYPE)     # one cache line a member
         self.members["log_z"] = log_x
         self.members["z"] = np.exp(log_x)
         self.members["c"] = problem.c
@@ -246,9 +256,9 @@ cdef class LazyCore(Core):
         self.members["d"] = bins.d
         self.members["state"] = problem.state
         self.members["bin"] = bins.bin
-        self.frame = np.zeros((4, n_bins))      # shift, tau, factor, trial
+        self.frame = aligned(4 * n_bins, np.float64).reshape(4, n_bins)     # shift, tau, factor, trial
         self.frame[2] = 1.0
-        self.moments = np.zeros((2, n_bins, _lazy.ROW))     # m and q
+        self.moments = aligned(2 * n_bins * _lazy.ROW, np.float64).reshape(2, n_bins, _lazy.ROW)     # m and q
         self.lazy.n = n
         self.lazy.member = <_lazy.Member *> address(self.members)
         self.lazy.order = <const int32_t *> address(bins.order)
@@ -266,6 +276,7 @@ cdef class LazyCore(Core):
         self.far = self.members.nbytes + self.V_rows.nbytes + problem.records.nbytes > CACHED
         self.lazy.since = 0
         self.lazy.threshold = threshold
+        self.lazy.reach = reach
         self.lazy.refresh = refresh
         self.lazy.counters = self.counters
         with nogil:
@@ -289,7 +300,7 @@ cdef class LazyCore(Core):
         """Ask for what later steps will read: first the record, then what it points to, then what that points to."""
         cdef const _model.Head *h
         if k + 3 * AHEAD < n:
-            _random.dpdl_prefetch(_model.head(&self.model, records[k + 3 * AHEAD]))
+            _random.dpdl_prefetch_read(_model.head(&self.model, records[k + 3 * AHEAD]))
         if k + 2 * AHEAD < n:
             h = _model.head(&self.model, records[k + 2 * AHEAD])
             _random.dpdl_prefetch(&self.lazy.member[h.pair])
@@ -329,29 +340,30 @@ cdef class LazyCore(Core):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
 
-    def floor(self, int64_t n):
-        """What no step can avoid, n times: the draws, the gathers, the update's two exponentials. Changes nothing.
+    def bare_loop(self, int64_t n):
+        """What no step with one utility can avoid, n times: a draw, the gathers, two exponentials. Changes nothing.
 
         The yardstick of the benchmarks; returns a number that depends on all of it.
         """
         cdef int64_t records[BLOCK]
-        cdef int32_t initial[BLOCK]
+        cdef int32_t nowhere[BLOCK]
         cdef int64_t block, k
         cdef const _model.Head *h
         cdef _lazy.Member *j
-        cdef double x, weight, total = 0.0
+        cdef double x, total = 0.0
+        memset(nowhere, 0, sizeof(nowhere))
         with self.sampler.bit_generator.lock, nogil:
             while n > 0:
                 block = BLOCK if n > BLOCK else n
-                _random.fill(&self.sampler.draws, records, initial, block)
+                for k in range(block):
+                    records[k] = _random.next_record(&self.sampler.draws)
                 for k in range(block):
                     if self.far:
-                        self.prefetch(records, initial, k, block)
+                        self.prefetch(records, nowhere, k, block)
                     h = _model.head(&self.model, records[k])
                     j = &self.lazy.member[h.pair]
-                    weight = (h.r + self.V[initial[k]].v) - self.V[j.state].v + self.V[h.s_next].v
-                    x = exp(j.log_z + 1e-9 * weight)
-                    total += x + exp(-1e-9 * x * _model.utilities(h)[0])
+                    x = exp(j.log_z + 1e-9 * (h.r - self.V[j.state].v + self.V[h.s_next].v))
+                    total += x + exp(-1e-9 * x)
                 n -= block
         return total
 

@@ -14,7 +14,7 @@ The caller provides the sums over i != j as a function of beta, so the same sear
 moments.
 """
 
-from libc.math cimport exp, fabs, isfinite, log, log1p
+from libc.math cimport exp, fabs, isfinite, log, log1p, sqrt
 
 cdef enum:
     MAX_ITERATIONS = 200
@@ -115,6 +115,13 @@ cdef inline void settle(Update *u, const Response *q, const Moments *m, double b
     u.code = code
 
 
+cdef inline double between(double low, double high) noexcept nogil:
+    """A point inside a bracket of nonnegative numbers, found by ratio where its ends lie orders of magnitude apart."""
+    if low == 0.0:
+        return high * 0.0009765625
+    return sqrt(low) * sqrt(high) if high > 16.0 * low else 0.5 * (low + high)
+
+
 cdef inline void solve(const Pair *j, double B1, double B2, double c_min, MomentsAt moments_at, void *context,
                        Update *u) noexcept nogil:
     """Find the multipliers; c_min is a lower bound of all c.
@@ -134,7 +141,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     # A cap above B1 never binds; lowering it to 2 B1 changes nothing and keeps exp(log_cap) finite.
     cdef double log_cap = j.log_cap if j.log_cap < log(2.0 * B1) else log(2.0 * B1)
     cdef double leave = (j.log_free - log_cap) / j.c      # where j leaves its cap if alpha = 0
-    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, beyond, target, step, excess
+    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, beyond, target, step, excess, steepest
     cdef int iteration, code
     cdef bint bisect = False
 
@@ -151,6 +158,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     high = leave + beyond if leave > 0.0 else beyond
 
     excess = q.weighted - B2
+    steepest = m.s2 + j.c * (j.c * q.x)         # at low: bounds |dG/dbeta| from there on, since sum c^2 x decreases
     for iteration in range(1, MAX_ITERATIONS + 1):
         target = B2 - j.c * q.x if q.capped else B2
         step = -1.0
@@ -158,11 +166,13 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             step = leave - origin - offset
         elif q.slope < 0.0:
             step = log1p((q.weighted - B2) / target) * ((q.weighted - B2 + target) / -q.slope)
-        offset = 0.5 * (low + high) if bisect else offset + step
+        offset = between(low, high) if bisect else offset + step
         if not low < offset < high:
-            offset = 0.5 * (low + high)
-            if not low < offset < high:         # neighbouring numbers: take the feasible one
-                offset = high
+            offset = between(low, high)
+        # Nothing left to find, be it that the bracket has closed or that G changes by less than its rounding in it:
+        # take the feasible end.
+        if not low < offset < high or steepest * (high - low) <= 0.1 * TOLERANCE * B2:
+            offset = high
         if low < leave - origin < offset:       # do not step over the kink
             offset = leave - origin
         code = moments_at(context, origin + offset, &m)
@@ -180,6 +190,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             return
         if q.weighted > B2:
             low = offset
+            steepest = m.s2 + j.c * (j.c * q.x)
         else:
             high = offset
         if low == leave - origin > 0.0:         # the root lies beyond: measure from here on

@@ -18,14 +18,17 @@ Five operations keep this true, each O(1) or O(bins):
     rebase    fold a bin's factor into its members' z   O(members), when tau_b passes THRESHOLD
     refresh   rebase all bins, recompute kept sums      O(pairs), every `refresh` steps
 
-Accuracy. Series are cut after k = DEGREE. tau_b <= THRESHOLD when a step begins, and `sums` answers OUT_OF_REACH beyond
-REACH, so the remainder is below REACH^DEGREE / DEGREE! = 2e-14 of the bin's sum, and below 2e-16 in all steps but those
-that jump. Moments gather one rounding a touch: at most refresh * 2^-53 of their largest value between two refreshes.
-Kept totals are compensated, and are re-derived from the moments at every shift.
+Accuracy. Series are cut after k = DEGREE. tau_b <= `threshold` (1/4) when a step begins, and `sums` answers
+OUT_OF_REACH beyond `reach` (3/8), so the remainder is below (3/8)^DEGREE / DEGREE! = 2e-14 of m_{b,0}, and below 2e-16
+in all steps but those that jump. Moments gather one rounding a touch: at most refresh * 2^-53 of their largest value
+between two refreshes. Kept totals are compensated and re-derived from the moments at every shift, so they share that
+bound.
 
 Averages. sum_t x_i^t = acc_i + z_i P_i with P_i = sum_k d_i^k q_{b,k} + quiet f_i, where q_{b,k} gathers
 exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift, quiet counts the steps since, f_i = x_i / z_i. When
-z_i changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b.
+z_i changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b. The two parts cancel, so
+an average carries an absolute error of about 2^-53 times the largest x_i since the pair's last rebase: one part in
+10^16 of the largest, not of the average itself, for a pair that is tiny for long and large for a moment.
 """
 
 from libc.math cimport exp
@@ -43,11 +46,9 @@ cdef enum:
 
 cdef extern from *:
     """
-    #define DPDL_REACH 0.375
     static const double dpdl_inverse[14] = {0.0, 1.0, 1.0 / 2, 1.0 / 3, 1.0 / 4, 1.0 / 5, 1.0 / 6, 1.0 / 7, 1.0 / 8,
                                             1.0 / 9, 1.0 / 10, 1.0 / 11, 1.0 / 12, 1.0 / 13};
     """
-    const double REACH "DPDL_REACH"
     const double *INVERSE "dpdl_inverse"     # 1 / k
 
 ctypedef struct Member:         # one pair, one cache line
@@ -78,14 +79,13 @@ ctypedef struct Lazy:
     int64_t since               # the step of the last shift or rebase of all: quiet = now - since
     Sum total                   # sum x
     Sum weighted                # sum c x
-    double squared              # sum c^2 x, only as good as a slope needs
-    double threshold
+    double threshold            # of tau: a bin beyond it is rebased
+    double reach                # of tau: the series answer up to here
     int64_t refresh
     int64_t next_refresh
     Counters *counters
-    # The sampled pair's old share, which sums leave out.
+    Member *sampled             # whose share x_old `sums` leaves out
     double x_old
-    double c_old
     bint exact                  # whether `sums` adds up the pairs themselves
 
 
@@ -176,42 +176,45 @@ cdef inline void sums_of_bins(Lazy *f, double beta, Moments *m) noexcept nogil:
     m.s2 = s2
 
 
-cdef inline void sums_of_pairs(Lazy *f, double beta, Moments *m) noexcept nogil:
-    """The same by direct summation, for a beta that the series do not reach; every bin must be freshly rebased."""
+cdef inline void sums_of_others(Lazy *f, double beta, Moments *m) noexcept nogil:
+    """The same by direct summation, without the sampled pair, for a beta that the series do not reach.
+
+    Every bin must be freshly rebased.
+    """
     cdef int64_t k
     cdef Member *i
     cdef double x
     m.s0 = m.s1 = m.s2 = 0.0
     for k in range(f.n):
         i = &f.member[k]
-        x = exp(i.log_z - i.c * beta)
-        m.s0 += x
-        m.s1 += i.c * x
-        m.s2 += i.c * (i.c * x)
+        if i != f.sampled:
+            x = exp(i.log_z - i.c * beta)
+            m.s0 += x
+            m.s1 += i.c * x
+            m.s2 += i.c * (i.c * x)
 
 
 cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
-    """What the root finder asks for: sums over all pairs but the sampled one, shifted by beta."""
+    """What the root finder asks for: sums over all pairs but the sampled one, shifted by beta.
+
+    beta = 0 is answered in the same way as any other, not from the kept sums: a jump of one rounding between the two
+    would leave the root finder without a root.
+    """
     cdef Lazy *f = <Lazy *> context
     cdef int64_t b
-    cdef double x_old = f.x_old
-    if beta == 0.0:
-        m.s0 = value(&f.total)
-        m.s1 = value(&f.weighted)
-        m.s2 = f.squared
-    elif f.exact:
-        sums_of_pairs(f, beta, m)
-    else:
-        for b in range(f.n_wide):
-            if f.tau[b] + f.half[b] * beta > REACH:
-                return OUT_OF_REACH
-        sums_of_bins(f, beta, m)
-    if beta != 0.0:
-        x_old *= exp(-f.c_old * beta)
+    cdef double c = f.sampled.c, x
+    if f.exact:
+        sums_of_others(f, beta, m)
+        return OK
+    for b in range(f.n_wide):
+        if f.tau[b] + f.half[b] * beta > f.reach:
+            return OUT_OF_REACH
+    sums_of_bins(f, beta, m)
+    x = f.x_old * exp(-c * beta)
     # The difference may round below zero when the sampled pair holds everything.
-    m.s0 = m.s0 - x_old if m.s0 > x_old else 0.0
-    m.s1 = m.s1 - f.c_old * x_old if m.s1 > f.c_old * x_old else 0.0
-    m.s2 = m.s2 - f.c_old * (f.c_old * x_old) if m.s2 > f.c_old * (f.c_old * x_old) else 0.0
+    m.s0 = m.s0 - x if m.s0 > x else 0.0
+    m.s1 = m.s1 - c * x if m.s1 > c * x else 0.0
+    m.s2 = m.s2 - c * (c * x) if m.s2 > c * (c * x) else 0.0
     return OK
 
 
@@ -263,12 +266,6 @@ cdef inline void rebase_all(Lazy *f, int64_t now) noexcept nogil:
         rebase(f, b)
 
 
-cdef inline void keep(Lazy *f, const Moments *m) noexcept nogil:
-    reset(&f.total, m.s0)
-    reset(&f.weighted, m.s1)
-    f.squared = m.s2
-
-
 cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
     """Rebase every bin and recompute the kept sums from the pairs."""
     cdef Sum total, weighted
@@ -277,12 +274,10 @@ cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
     rebase_all(f, now)
     reset(&total, 0.0)
     reset(&weighted, 0.0)
-    f.squared = 0.0
     for k in range(f.n):
         i = &f.member[k]
         add(&total, i.z)
         add(&weighted, i.c * i.z)
-        f.squared += i.c * (i.c * i.z)
     f.total = total
     f.weighted = weighted
     f.next_refresh = now + f.refresh
@@ -304,12 +299,21 @@ cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept 
             rebase(f, b)
 
 
+cdef inline void move_alone(Lazy *f, Member *j, double log_z, double z, double dx, double frac,
+                            int64_t now) noexcept nogil:
+    """Case 1: one pair moves, and the kept sums with it."""
+    touch(f, j, log_z, z, frac, now)
+    add(&f.total, dx)
+    add(&f.weighted, j.c * dx)
+    f.counters.cases[0] += 1
+
+
 cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, double frac, double step,
                          int64_t now) noexcept nogil:
     """x <- argmin over X of -<g_x, x> + (alpha_x/eta) KL(x || x_old), g_x being zero but at j; frac = x_old / z_j."""
     cdef Pair pair
     cdef Update u
-    cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z, shrink
+    cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z
     cdef bint capped = log_z - lift >= j.log_cap
 
     # Case 1, from the kept sums: nothing but pair j moves.
@@ -319,43 +323,37 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     x_new = z * frac
     if (value(&f.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
             and value(&f.weighted) + j.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
-        touch(f, j, log_z, z, frac, now)
-        add(&f.total, x_new - x_old)
-        add(&f.weighted, j.c * (x_new - x_old))
-        f.squared += j.c * (j.c * (x_new - x_old))
-        f.counters.cases[0] += 1
+        move_alone(f, j, log_z, z, x_new - x_old, frac, now)
         f.counters.capped += capped
         return OK
 
     pair.c = j.c
     pair.log_cap = j.log_cap
     pair.log_free = j.log_z - lift + step
+    f.sampled = j
     f.x_old = x_old
-    f.c_old = j.c
     f.exact = False
     solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
     if u.code == OUT_OF_REACH:
         rebase_all(f, now)
         f.exact = True
+        f.counters.jumps += 1
         solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
     if u.code != OK:
         return u.code
+    f.counters.capped += u.capped
+    f.counters.iterations += u.iterations
+    if u.kind == 1:         # within rounding of a bound the solver may still find that all others stay
+        move_alone(f, j, u.log_x + lift, exp(u.log_x + lift), u.x - x_old, frac, now)
+        return OK
     move(f, u.alpha, u.beta, now)
     if f.exact:
         rebase_all(f, now)
     log_z = u.log_x + f.shift[j.bin] + j.d * f.tau[j.bin]
     touch(f, j, log_z, exp(log_z), 0.0, now)
-    if u.beta == 0.0:       # the solution rests on the kept sums, which must not feed on themselves
-        sums_of_bins(f, 0.0, &u.others)
-    else:
-        shrink = exp(-u.alpha)
-        u.others.s0 = shrink * u.others.s0 + u.x
-        u.others.s1 = shrink * u.others.s1 + j.c * u.x
-        u.others.s2 = shrink * u.others.s2 + j.c * (j.c * u.x)
-    keep(f, &u.others)
+    reset(&f.total, exp(-u.alpha) * u.others.s0 + u.x)
+    reset(&f.weighted, exp(-u.alpha) * u.others.s1 + j.c * u.x)
     f.counters.cases[u.kind - 1] += 1
-    f.counters.capped += u.capped
-    f.counters.iterations += u.iterations
     return OK
 
 

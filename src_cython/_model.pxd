@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-# One logged transition, as packed by dpdl.dataset: 16 + 8 I bytes, so that a sampled record is one cache line.
+# One logged transition, as packed by dpdl.dataset: 16 + 8 I bytes in one place, not one column here and one there.
 #     int32 pair    coordinate of (s, a) among the pairs that the run keeps
 #     int32 s_next
 #     double r
@@ -34,6 +34,7 @@ ctypedef struct Counters:
     int64_t iterations          # evaluations of the root finder
     int64_t refreshes           # full recomputations of the kept sums
     int64_t rebases             # bins whose factor was folded into their members (lazy core only)
+    int64_t jumps               # x-updates beyond the reach of the series, solved by summation (lazy core only)
 
 
 cdef inline const Head *head(const Model *m, int64_t record) noexcept nogil:

@@ -9,36 +9,35 @@ from numpy.random cimport bitgen_t
 
 cdef extern from *:
     """
+    #include <stdint.h>
     /* The high and low halves of a 64 x 64 bit product. */
     #if defined(__SIZEOF_INT128__)
-    static inline unsigned long long dpdl_mul_high(unsigned long long a, unsigned long long b,
-                                                   unsigned long long *low) {
+    static inline uint64_t dpdl_mul_high(uint64_t a, uint64_t b, uint64_t *low) {
         unsigned __int128 product = (unsigned __int128)a * b;
-        *low = (unsigned long long)product;
-        return (unsigned long long)(product >> 64);
+        *low = (uint64_t)product;
+        return (uint64_t)(product >> 64);
     }
     #else
-    static inline unsigned long long dpdl_mul_high(unsigned long long a, unsigned long long b,
-                                                   unsigned long long *low) {
-        unsigned long long a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
-        unsigned long long p00 = a0 * b0, p01 = a0 * b1, p10 = a1 * b0, p11 = a1 * b1;
-        unsigned long long middle = (p00 >> 32) + (p01 & 0xffffffffu) + (p10 & 0xffffffffu);
+    static inline uint64_t dpdl_mul_high(uint64_t a, uint64_t b, uint64_t *low) {
+        uint64_t a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
+        uint64_t p00 = a0 * b0, p01 = a0 * b1, p10 = a1 * b0, p11 = a1 * b1;
+        uint64_t middle = (p00 >> 32) + (p01 & 0xffffffffu) + (p10 & 0xffffffffu);
         *low = (middle << 32) | (p00 & 0xffffffffu);
         return p11 + (p01 >> 32) + (p10 >> 32) + (middle >> 32);
     }
     #endif
-    static inline void dpdl_prefetch(const void *address) {
+    /* Without the empty asm the compiler takes a function that only prefetches for one without effect, and drops it. */
     #if defined(__GNUC__)
-        __builtin_prefetch(address, 1);
-        /* Without this the compiler takes a function that only prefetches for one without effect, and drops it. */
-        __asm__ __volatile__("");
+    static inline void dpdl_prefetch(const void *p) { __builtin_prefetch(p, 1); __asm__ __volatile__(""); }
+    static inline void dpdl_prefetch_read(const void *p) { __builtin_prefetch(p, 0); __asm__ __volatile__(""); }
     #else
-        (void)address;
+    static inline void dpdl_prefetch(const void *p) { (void)p; }
+    static inline void dpdl_prefetch_read(const void *p) { (void)p; }
     #endif
-    }
     """
     uint64_t dpdl_mul_high(uint64_t a, uint64_t b, uint64_t *low) noexcept nogil
     void dpdl_prefetch(const void *address) noexcept nogil
+    void dpdl_prefetch_read(const void *address) noexcept nogil
 
 cdef enum Order:
     REPLACEMENT = 0     # independent draws: the synchronous theorem

@@ -65,10 +65,10 @@ class Run:
         log_x = self.packed.gather_logs(np.log(x))
         refresh = settings.refresh or max(2**16, 4 * len(log_x))
         if kind == "eager":
-            self.core = _core.EagerCore(self.packed, self.sampler, log_x, V, lam, refresh)
+            self.core = _core.EagerCore(self.packed, self.sampler, log_x, V, np.log(lam), refresh)
         else:
             bins = Bins.of(self.packed.c)
-            self.core = _core.LazyCore(self.packed, bins, self.sampler, log_x, V, lam, refresh, **options)
+            self.core = _core.LazyCore(self.packed, bins, self.sampler, log_x, V, np.log(lam), refresh, **options)
 
     def dense(self, x):
         """Coordinates written out; unseen pairs share theirs equally."""

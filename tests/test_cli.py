@@ -56,7 +56,11 @@ def test_without_matplotlib_the_demo_says_how_to_get_a_picture(monkeypatch, caps
         (["demo", "--steps", "0"], "positive whole number, got 0"),
         (["demo", "--steps", "many"], "invalid"),
         (["demo", "--transitions", "1.5"], "positive whole number, got 1.5"),
+        (["demo", "--steps", "inf"], "positive whole number, got inf"),
+        (["demo", "--steps", "1e30"], "positive whole number, got 1e30"),
         (["demo", "--seed", "-1"], "at least 0"),
+        (["demo", "--picture", "x.xyz"], "must end in .png, .pdf or .svg"),
+        (["demo", "--picture", "nowhere/at/all/x.png"], "there is no folder"),
     ],
 )
 def test_bad_arguments_are_usage_errors(arguments, message, capsys):

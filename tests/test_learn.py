@@ -389,8 +389,8 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"T": -3}, ValueError, "T must be between 1 and 9223372036854775807, got -3"),
         ({"T": 1.5}, ValueError, "T must be a whole number, got 1.5"),
         ({"T": None}, ValueError, "give T (a number of steps) or eps"),
-        ({"T": None, "eps": 0.0}, ValueError, "eps must be > 0, got 0.0"),
-        ({"eps": -1}, ValueError, "eps must be > 0, got -1.0"),
+        ({"T": None, "eps": 0.0}, ValueError, "eps must be >= 1e-30, got 0.0"),
+        ({"eps": -1}, ValueError, "eps must be >= 1e-30, got -1.0"),
         ({"order": "random"}, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
         ({"steps": 5}, TypeError, "unknown setting 'steps'"),
         ({"settings": {"T": 5}}, TypeError, "settings must be a Settings, got dict"),
@@ -434,13 +434,13 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"known": "psi"}, TypeError, "known must be a collection of names, got 'psi'"),
         ({"known": 5}, TypeError, "known must be a collection of names, got 5"),
         ({"rng": -1}, ValueError, "rng must be a seed >= 0, got -1"),
-        ({"eta": 1e308}, ValueError, "is so large that 3000 steps could overflow"),
+        ({"eta": 1e308}, ValueError, "is so large that in 3000 steps a number could overflow"),
         (
             {"eta": 1e300, "alpha_V": 1e-300, "alpha_x": 1e300, "alpha_lam": 1e300},
             ValueError,
-            "eta/alpha_V = inf is so",
+            "eta/alpha_V = inf with",
         ),
-        ({"eta": 1e300, "alpha_lam": 1e-5, "alpha_x": 1e300}, ValueError, "eta/alpha_lam = 1e+305 is so large"),
+        ({"eta": 1e300, "alpha_lam": 1e-5, "alpha_x": 1e300}, ValueError, "eta/alpha_lam = 1e+305 with"),
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):
@@ -565,4 +565,45 @@ def test_a_start_that_holds_no_numbers_is_named():
 
 
 def test_a_floor_that_spoils_the_default_start_is_blamed():
-    refused(ValueError, "the default start is infeasible; floor = 1 may be too large: sum x = 30", floor=1.0)
+    refused(ValueError, "the default start is infeasible because floor is too large: sum x = 30", floor=1.0)
+
+
+def test_a_radius_that_spoils_the_default_start_is_blamed():
+    refused(ValueError, "the default start is infeasible because radius_lam is too small: sum lam", radius_lam=1e-3)
+
+
+def test_a_warm_start_keeps_a_multiplier_below_the_smallest_double():
+    log = Dataset([0, 0], [0, 1], [0, 0], [0.0, 0.0], [[1.0], [1.0]], n_states=1, n_actions=2)
+    common = {"gamma": 0.5, "psi": 2, "slater": 1, "T": 3000, "eta": 1.0, "rho0": [1.0], "rng": 0}
+    first = learn(log, **common)
+    assert first.last.log_lam[0] < -750
+    second = learn(log, **common, start=first.last)
+    assert second.last.log_lam[0] < first.last.log_lam[0]
+    assert np.isfinite(second.last.log_lam).all()
+
+
+def test_the_constants_of_the_theorem_count_as_the_algorithm_as_stated():
+    log = Dataset([0, 0], [0, 1], [0, 0], [0.0, 0.0], [[1.0], [1.0]], n_states=1, n_actions=2)
+    settings = Settings.from_theory(1, 2, 1, gamma=0.5, slater=0.5, psi=2, eps=0.2)
+
+    def held(**changes):
+        result = learn(log, settings, T=100, rho0=[1.0], rng=0, **changes)
+        return {premise.name: premise.holds for premise in result.premises}
+
+    assert held()["algorithm as stated"]
+    assert not held(radius_V=1.0)["algorithm as stated"]
+    # Two transitions are not fresh for a hundred steps in any order.
+    assert not held(order="trajectory")["fresh samples"]
+
+
+def test_one_trajectory_is_fresh_only_in_its_own_order():
+    log = Dataset([0] * 9, [0] * 9, [0] * 9, [0.0] * 9, [[0.5]] * 9, n_states=1, n_actions=1)
+    for order, mixing_time, fresh in (
+        ("replacement", None, False),
+        ("shuffle", None, True),
+        ("trajectory", None, True),
+        ("shuffle", 2.0, False),
+        ("trajectory", 2.0, True),
+    ):
+        result = learn(log, gamma=0.5, psi=2, slater=0.5, T=9, rho0=[1.0], rng=0, order=order, mixing_time=mixing_time)
+        assert {premise.name: premise.holds for premise in result.premises}["fresh samples"] is fresh

@@ -1,0 +1,497 @@
+"""Mixing: closed forms, brute force, certified intervals, and estimates that must cover the truth."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from dpdl import _mixing_bounds as bounds
+from dpdl import mixing
+from dpdl._mixing_estimate import row_radii
+from dpdl.cmdp import CMDP
+from dpdl.dataset import Dataset
+from dpdl.instances import garnet
+
+TWO_STATES = [(0.3, 0.1), (0.9, 0.8), (0.01, 0.002), (0.5, 0.5)]
+
+
+def two_states(p, q):
+    return np.array([[1 - p, p], [q, 1 - q]])
+
+
+def cycle(n, right=0.25, left=0.25):
+    i = np.arange(n)
+    entries = np.repeat([1 - right - left, right, left], n)
+    return sp.csr_array((entries, (np.tile(i, 3), np.concatenate([i, (i + 1) % n, (i - 1) % n]))), shape=(n, n))
+
+
+def complete(n, hold):
+    return hold * np.eye(n) + (1 - hold) / n
+
+
+def random_dense(n, seed, evenness=0.3):
+    return np.random.default_rng(seed).dirichlet(np.full(n, evenness), n)
+
+
+def random_sparse(n, branching, seed, hold=0.0):
+    """A chain on a random graph that contains a cycle through all states; with `hold` it stays put that often."""
+    rng = np.random.default_rng(seed)
+    successors = rng.integers(0, n, (n, branching))
+    successors[:, 0] = (np.arange(n) + 1) % n
+    entries = rng.dirichlet(np.ones(branching), n)
+    matrix = sp.csr_array((entries.ravel(), successors.ravel(), np.arange(0, n * branching + 1, branching)), (n, n))
+    return sp.csr_array((1 - hold) * matrix + hold * sp.eye_array(n))
+
+
+def brute_force(P, threshold=0.25):
+    """E(0), E(1), ... up to the first at most the threshold, from powers one by one and an eigenvector."""
+    values, vectors = np.linalg.eig(P.T)
+    mu = np.real(vectors[:, np.argmin(abs(values - 1))])
+    mu /= mu.sum()
+    power, found = np.eye(len(P)), []
+    while not found or found[-1] > threshold:
+        found.append(0.5 * abs(power - mu).sum(axis=1).max())
+        power = power @ P
+    return np.array(found)
+
+
+def one_utility_cmdp(P):
+    n = len(P)
+    return CMDP(P[:, None, :], np.zeros((n, 1)), np.zeros((1, n, 1)), 0.5, np.eye(n)[0])
+
+
+def trajectory(cmdp, n, seed):
+    log = cmdp.rollout(n, np.ones((cmdp.n_states, 1)), rng=seed, start=0)
+    return np.append(log.s, log.s_next[-1])
+
+
+# ---- Closed forms ----
+
+
+@pytest.mark.parametrize(("p", "q"), TWO_STATES)
+def test_two_states(p, q):
+    P = two_states(p, q)
+    mu = np.array([q, p]) / (p + q)
+    times = np.array([0, 1, 2, 3, 7, 20, 100])
+    expected = mu.max() * abs(1 - p - q) ** times
+    np.testing.assert_allclose(mixing.stationary(P), mu, rtol=1e-14)
+    np.testing.assert_allclose(mixing.tv_distance(P, times), expected, rtol=1e-12, atol=1e-14)  # mu is rounded
+    rate = max(abs(1 - p - q), 1e-300)
+    exact = max(1, math.ceil(math.log(0.25 / mu.max()) / math.log(rate)))
+    assert mixing.mixing_time(P) == exact
+    assert mixing.pseudo_spectral_gap(P) == pytest.approx(1 - (1 - p - q) ** 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [3, 8, 51])
+def test_lazy_cycle_by_fourier(n):
+    times = np.array([0, 1, 5, 60, 400])
+    angles = 2 * np.pi * np.arange(n) / n
+    powers = (0.5 + 0.5 * np.cos(angles)) ** times[:, None]
+    rows = (powers[:, :, None] * np.cos(np.outer(angles, np.arange(n)))).sum(axis=1) / n
+    expected = 0.5 * abs(rows - 1 / n).sum(axis=1)
+    np.testing.assert_allclose(mixing.tv_distance(cycle(n), times), expected, atol=1e-13)
+    found = mixing.mixing_time(cycle(n))
+    assert mixing.tv_distance(cycle(n), found) <= 0.25 < mixing.tv_distance(cycle(n), found - 1)
+
+
+@pytest.mark.parametrize(("n", "hold"), [(4, 0.5), (30, 0.95), (700, 0.7)])
+def test_complete_graph(n, hold):
+    times = np.arange(0, 40, 3)
+    np.testing.assert_allclose(mixing.tv_distance(complete(n, hold), times), (1 - 1 / n) * hold**times, atol=1e-12)
+    assert mixing.mixing_time(complete(n, hold)) == math.ceil(math.log(0.25 / (1 - 1 / n)) / math.log(hold))
+
+
+def test_slow_chain_of_two_states_needs_no_million_products():
+    p = 1e-9
+    assert mixing.mixing_time(two_states(p, p)) == pytest.approx(math.log(2) / (2 * p), rel=1e-6)
+
+
+def test_one_state_is_mixed_at_once():
+    assert mixing.mixing_time([[1.0]]) == 0
+    assert mixing.tv_distance([[1.0]], 3) == 0.0
+    assert mixing.estimate_mixing_time([0, 0, 0], 1).upper == 0
+
+
+# ---- Brute force ----
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("threshold", [0.25, 0.01])
+def test_random_chains_against_powers(seed, threshold):
+    P = random_dense(5 + 4 * seed, seed)
+    expected = brute_force(P, threshold)
+    times = np.arange(len(expected))
+    np.testing.assert_allclose(mixing.tv_distance(P, times), expected, atol=1e-12)
+    np.testing.assert_allclose(mixing.tv_distance(sp.coo_array(P), times[::-1]), expected[::-1], atol=1e-12)
+    assert mixing.mixing_time(P, threshold) == len(expected) - 1
+    assert mixing.tv_distance(P, 0) == pytest.approx(expected[0])
+    assert isinstance(mixing.tv_distance(P, 0), float)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_following_each_state_gives_the_same_as_powers(seed, monkeypatch):
+    P = random_sparse(300, 3, seed)
+    times = [0, 1, 4, 9]
+    dense, exact = mixing.tv_distance(P, times), mixing.mixing_time(P)
+    everywhere = mixing.tv_distance(P, times, starts=np.arange(300))
+    np.testing.assert_allclose(everywhere, dense, atol=1e-12)
+    assert np.all(mixing.tv_distance(P, times, starts=[5, 17]) <= dense + 1e-12)
+    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    np.testing.assert_allclose(mixing.tv_distance(P, times), dense, atol=1e-12)
+    assert mixing.mixing_time(P, method="exact") == exact
+
+
+@pytest.mark.parametrize("n", [600, 3000])
+@pytest.mark.parametrize("kernel", [cycle, lambda n: random_sparse(n, 4, 1), lambda n: cycle(n, 0.4, 0.1)])
+def test_stationary_of_larger_chains(kernel, n):
+    P = kernel(n)
+    mu = mixing.stationary(P)
+    assert mu.min() > 0
+    assert mu.sum() == pytest.approx(1, abs=1e-13)
+    assert abs(mu @ P - mu).sum() < 1e-13
+
+
+def test_stationary_is_accurate_in_every_entry():
+    n, up, down = 60, 0.1, 0.6
+    P = sp.diags_array([np.full(n - 1, down), np.full(n - 1, up)], offsets=[-1, 1]).toarray()
+    P += np.diag(1 - P.sum(axis=1))
+    expected = (up / down) ** np.arange(n)  # down to 1e-46
+    np.testing.assert_allclose(mixing.stationary(P), expected / expected.sum(), rtol=1e-12)
+
+
+# ---- Facts that hold for every chain ----
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_submultiplicative_decay_and_pseudo_spectral_gap(seed):
+    P = random_dense(12, 100 + seed, evenness=0.08) * 0.8 + 0.2 * np.roll(np.eye(12), 1, axis=1)
+    t_mix = mixing.mixing_time(P)
+    times = np.arange(6 * t_mix + 2)
+    assert np.all(mixing.tv_distance(P, times) <= 0.5 ** (times // t_mix) + 1e-12)
+    assert mixing.pseudo_spectral_gap(P) >= 1 / (2 * t_mix)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pseudo_spectral_gap_is_the_maximum_over_powers(seed):
+    P = 0.97 * np.roll(np.eye(9), 1, axis=1) + 0.03 * random_dense(9, seed)  # nearly a rotation: k = 1 is bad
+    mu = mixing.stationary(P)
+    backward = P.T * mu / mu[:, None]
+    each = []
+    for k in range(1, 200):
+        product = np.linalg.matrix_power(backward, k) @ np.linalg.matrix_power(P, k)
+        each.append((1 - np.sort(np.linalg.eigvals(product).real)[-2]) / k)
+    assert mixing.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=1e-9)
+    assert mixing.pseudo_spectral_gap(P, max_power=3) == pytest.approx(max(each[:3]), rel=1e-9, abs=1e-12)
+
+
+def test_pseudo_spectral_gap_of_a_large_chain(monkeypatch):
+    P = random_sparse(400, 4, 3)
+    dense = mixing.pseudo_spectral_gap(P)
+    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    assert mixing.pseudo_spectral_gap(P) == pytest.approx(dense, rel=1e-6)
+
+
+# ---- Certified intervals ----
+
+
+def interval(P, seed=0, threshold=0.25):
+    return bounds.bracket(P, mixing.stationary(P), threshold, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        random_sparse(500, 3, 0),
+        random_sparse(800, 2, 1, hold=0.5),
+        random_sparse(900, 2, 2),
+        random_sparse(900, 10, 3),
+        cycle(150),
+        cycle(601),
+        cycle(301, 0.5, 0.1),
+        sp.csr_array(0.98 * cycle(400, 0.9, 0.1).toarray() + 0.02 / 400),
+    ],
+    ids=["branching-3", "lazy", "branching-2", "branching-10", "cycle", "long-cycle", "drift", "restart"],
+)
+@pytest.mark.parametrize("threshold", [0.25, 0.02])
+def test_interval_contains_the_mixing_time(kernel, threshold):
+    exact = mixing.mixing_time(kernel, threshold)
+    found = interval(kernel, threshold=threshold)
+    assert found.lower <= exact <= found.upper < math.inf
+    assert found.upper <= 30 * exact
+
+
+@pytest.mark.parametrize("kernel", [cycle(200), cycle(201, 0.4, 0.1), random_sparse(300, 3, 5)])
+def test_interval_without_a_sketch_long_enough(kernel, monkeypatch):
+    monkeypatch.setattr(bounds, "_affordable", lambda P, columns: 2)
+    exact = mixing.mixing_time(kernel)
+    found = interval(kernel)
+    assert found.lower <= exact <= found.upper < math.inf
+
+
+@pytest.mark.parametrize("factorise", [False, True])
+def test_contraction_bounds_the_norm(factorise, monkeypatch):
+    if factorise:
+        monkeypatch.setattr(bounds, "_lanczos", lambda *arguments: 1.0)
+    for P in (cycle(40), cycle(41, 0.6, 0.1), random_sparse(200, 6, 4)):
+        mu = mixing.stationary(P)
+        root = np.sqrt(mu)
+        norm, power, _, _ = bounds.contraction(P, mu, np.random.default_rng(1))
+        centred = np.linalg.matrix_power(root[:, None] * P.toarray() / root - np.outer(root, root), power)
+        true = np.linalg.norm(centred, 2)
+        assert true <= norm + 1e-12
+        assert 1 - norm >= 0.4 * (1 - true)
+
+
+def test_lower_bounds_by_functions():
+    for P in (cycle(101), cycle(101, 0.5, 0.2), random_sparse(200, 3, 6)):
+        mu, exact = mixing.stationary(P), mixing.mixing_time(P)
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            assert bounds._lower_by_function(P, mu, 0.25, None, rng) <= exact
+            assert bounds._lower_by_function(P, mu, 0.25, rng.standard_normal(len(mu)), rng) <= exact
+    # On the lazy cycle the cosine is an eigenfunction, and E(t) >= lambda^t/2.
+    cosine = np.cos(2 * np.pi * np.arange(100) / 100)
+    slow = 0.5 + 0.5 * math.cos(2 * math.pi / 100)
+    found = bounds._lower_by_function(cycle(100), np.full(100, 0.01), 0.25, cosine, np.random.default_rng(0))
+    assert found == pytest.approx(math.log(0.5) / math.log(slow), abs=2)
+
+
+def test_hundred_thousand_states():
+    P = random_sparse(100_000, 5, 0)
+    started = time.perf_counter()
+    found = mixing.mixing_time_bounds(P)
+    seconds = time.perf_counter() - started
+    print(f"{found} in {seconds:.1f} s")
+    # log(n)/entropy of a step is about 11 steps: fewer cannot spread the mass.
+    assert 8 <= found.lower <= found.upper <= 25
+    assert mixing.tv_distance(P, int(found.upper), starts=np.arange(16)) <= 0.25
+    assert seconds < 30  # under 10 on an idle machine; loaded ones must not fail
+    with pytest.raises(ValueError, match=rf"100000 states is between {found.lower} and {found.upper:g}"):
+        mixing.mixing_time(P)
+
+
+def test_hundred_thousand_states_that_mix_slowly():
+    found = mixing.mixing_time_bounds(cycle(100_000))
+    relaxation = 1 / (0.5 - 0.5 * math.cos(2 * math.pi / 100_000))
+    assert found.lower == pytest.approx(relaxation * math.log(2), rel=1e-3)
+    assert relaxation * math.log(2) <= found.upper <= 10 * relaxation
+
+
+# ---- Chains that have no mixing time ----
+
+
+def test_reducible_chains_are_named():
+    with pytest.raises(ValueError, match="reducible: 2 closed classes, and no path leads from state 0 to 2"):
+        mixing.stationary([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]])
+    with pytest.raises(ValueError, match=r"reducible: state 1 is transient \(2 such states\)"):
+        mixing.mixing_time([[1, 0, 0], [0.5, 0.25, 0.25], [0, 0.5, 0.5]])
+
+
+@pytest.mark.parametrize("period", [2, 3, 7])
+def test_periodic_chains_are_named(period):
+    rotation = np.roll(np.eye(2 * period), 1, axis=1)
+    jump = np.roll(np.eye(2 * period), 1 + period, axis=1)
+    with pytest.raises(ValueError, match=f"periodic: every return to a state takes a multiple of {period} steps"):
+        mixing.tv_distance(0.5 * rotation + 0.5 * jump, 1)
+
+
+def test_coprime_cycles_are_aperiodic():
+    P = np.roll(np.eye(5), 1, axis=1)
+    P[3] = [0.5, 0, 0, 0, 0.5]  # cycles of length 4 and 5
+    assert mixing.mixing_time(P) > 5
+
+
+# ---- Kernels of a policy ----
+
+
+def test_kernels_of_a_policy():
+    cmdp = garnet(20, 3, 1, branching=4, rng=0)
+    policy = np.random.default_rng(1).dirichlet(np.ones(3), 20)
+    dense = cmdp.P.toarray().reshape(20, 3, 20)
+    states, pairs = mixing.behaviour_kernel(cmdp, policy), mixing.pair_kernel(cmdp, policy)
+    np.testing.assert_allclose(states.toarray(), np.einsum("sa,sat->st", policy, dense), atol=1e-15)
+    expected = np.einsum("sat,tb->satb", dense, policy).reshape(60, 60)
+    np.testing.assert_allclose(pairs.toarray(), expected, atol=1e-15)
+    mu = mixing.stationary(states)
+    np.testing.assert_allclose(mixing.stationary(pairs), (mu[:, None] * policy).ravel(), atol=1e-12)
+    assert mixing.mixing_time(states) <= mixing.mixing_time(pairs) <= mixing.mixing_time(states) + 1
+
+
+def test_actions_never_taken_make_pairs_transient():
+    cmdp = garnet(5, 2, 1, branching=5, rng=0)
+    with pytest.raises(ValueError, match="state 1 is transient"):
+        mixing.stationary(mixing.pair_kernel(cmdp, np.tile([1.0, 0.0], (5, 1))))
+
+
+# ---- Bernstein ----
+
+
+def test_bernstein_by_hand():
+    # log(4/delta) = 2: sqrt(32 * 3 * 100 * 0.5 * 2) + 82 * 3 * 2 * 2
+    delta = 4 * math.exp(-2)
+    found = mixing.bernstein_half_width(100, 0.5, 2.0, 3, delta)
+    assert found == pytest.approx(math.sqrt(9600) + 984, rel=1e-12)
+
+
+def test_bernstein_covers_sums_along_a_chain():
+    P = two_states(0.05, 0.1)
+    mu, t_mix = mixing.stationary(P), mixing.mixing_time(P)
+    f = np.array([1.0, 0.0]) - mu[0]
+    n = 100_000
+    width = mixing.bernstein_half_width(n, float(mu @ f**2), float(abs(f).max()), t_mix, 0.1)
+    cmdp = one_utility_cmdp(P)
+    sums = np.array([f[trajectory(cmdp, n, seed)[1:]].sum() for seed in range(100)])
+    assert np.mean(abs(sums) > width) <= 0.1
+    assert width < n * abs(f).max()  # the bound says something
+
+
+# ---- Estimation ----
+
+ESTIMATED = {
+    "two-states": (two_states(0.2, 0.3), 60_000),
+    "slow": (two_states(0.06, 0.06), 300_000),
+    "three-states": (0.5 * np.eye(3) + 0.5 * random_dense(3, 8, evenness=2.0), 100_000),
+    "five-states": (0.3 * np.eye(5) + 0.7 * random_dense(5, 9, evenness=2.0), 200_000),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_upper_bound_covers_the_mixing_time(name):
+    P, n = ESTIMATED[name]
+    exact, cmdp = mixing.mixing_time(P), one_utility_cmdp(P)
+    found = [mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P)) for seed in range(200)]
+    answered = [one for one in found if one.enough]
+    covered = sum(one.upper >= exact for one in answered)
+    print(f"{name}: exact {exact}, answered {len(answered)}/200, covered {covered}, uppers {found[0].upper}")
+    assert len(answered) >= 190  # long enough for an answer
+    assert covered >= 0.95 * len(answered)
+    assert np.median([one.upper for one in answered]) <= 4 * exact
+    assert abs(np.median([one.estimate for one in found]) - exact) <= 1
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_short_trajectories_are_too_short(name):
+    P, _ = ESTIMATED[name]
+    cmdp = one_utility_cmdp(P)
+    for seed in range(20):
+        for n in (2, 10, 200):
+            found = mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P))
+            assert not found.enough
+            assert found.upper == math.inf
+            assert found.message.startswith("too short to tell")
+
+
+def test_slow_chain_asks_for_more_than_a_fast_one():
+    fast, slow = two_states(0.4, 0.4), two_states(0.004, 0.004)
+    assert mixing.estimate_mixing_time(trajectory(one_utility_cmdp(fast), 20_000, 0), 2).enough
+    assert not mixing.estimate_mixing_time(trajectory(one_utility_cmdp(slow), 20_000, 0), 2).enough
+
+
+def test_upper_bound_holds_for_every_kernel_within_the_radii():
+    """The deterministic half of the proof: perturb the rows as far as the radius allows, and look."""
+    from dpdl._mixing_estimate import _upper
+
+    rng = np.random.default_rng(5)
+    for seed in range(20):
+        Q = 0.4 * np.eye(4) + 0.6 * random_dense(4, seed, evenness=1.0)
+        for radius in (0.005, 0.02, 0.05):
+            upper = _upper(Q, radius)
+            for _ in range(10):
+                other = random_dense(4, int(rng.integers(2**30)), evenness=0.2)
+                step = radius / abs(other - Q).sum(axis=1, keepdims=True)
+                P = Q + np.minimum(step, 1) * (other - Q)
+                assert mixing.mixing_time(P) <= upper
+
+
+def test_row_radii_cover_rows_of_a_multinomial():
+    rng = np.random.default_rng(0)
+    p = np.array([0.5, 0.3, 0.15, 0.05])
+    drawn = rng.multinomial(400, p, size=4000) / 400
+    radius = row_radii(np.full(4, 400.0), 0.05)[0]
+    assert np.mean(abs(drawn - p).sum(axis=1) > radius) <= 0.05
+    np.testing.assert_array_equal(row_radii(np.array([0.0, 1.0]), 0.05), [2.0, 2.0])
+
+
+def test_state_never_left_is_named():
+    found = mixing.estimate_mixing_time(np.tile([0, 1], 5000), 3)
+    assert found.message == "too short to tell: no transition from state 2 was seen"
+
+
+def test_periodic_data_gives_no_bound():
+    assert not mixing.estimate_mixing_time(np.tile([0, 1], 100_000), 2).enough
+
+
+def test_estimate_from_a_log():
+    cmdp = garnet(4, 2, 1, branching=4, rng=0)
+    log = cmdp.rollout(50_000, np.full((4, 2), 0.5), rng=0)
+    states = np.append(log.s, log.s_next[-1])
+    assert mixing.estimate_mixing_time(log) == mixing.estimate_mixing_time(states, 4)
+    with pytest.raises(ValueError, match="n_states = 5 must be that of the Dataset, 4"):
+        mixing.estimate_mixing_time(log, 5)
+    shuffled = Dataset([0, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], np.zeros((3, 0)), n_states=2, n_actions=1)
+    with pytest.raises(ValueError, match=r"not one trajectory: s_next\[1\] = 1 but s\[2\] = 0"):
+        mixing.estimate_mixing_time(shuffled)
+
+
+def test_too_many_states_to_estimate():
+    found = mixing.estimate_mixing_time([0, 1, 2], 10**6)
+    assert (found.estimate, found.upper, found.enough) == (None, math.inf, False)
+    assert "too many states: 1000000" in found.message
+
+
+# ---- Bad input ----
+
+GOOD = [[0.5, 0.5], [0.25, 0.75]]
+
+
+@pytest.mark.parametrize("make", [np.array, sp.csr_array])
+def test_bad_kernels(make):
+    with pytest.raises(ValueError, match=r"kernel\[1\] must sum to 1, got 0.9"):
+        mixing.stationary(make([[0.5, 0.5], [0.5, 0.4]]))
+    with pytest.raises(ValueError, match=r"kernel\[0, 1\] = -0.5 must be >= 0"):
+        mixing.stationary(make([[1.5, -0.5], [0.5, 0.5]]))
+    with pytest.raises(ValueError, match=r"kernel\[1, 0\] = nan must be finite"):
+        mixing.stationary(make([[0.5, 0.5], [np.nan, 0.5]]))
+    with pytest.raises(ValueError, match=r"kernel must have shape \(n, n\), got \(1, 2\)"):
+        mixing.stationary(make([[0.5, 0.5]]))
+    with pytest.raises(TypeError, match="kernel must hold real numbers"):
+        mixing.stationary(make([[1j, 0], [0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: mixing.tv_distance(GOOD, -1), ValueError, "t = -1 must be between 0"),
+        (lambda: mixing.tv_distance(GOOD, [1, -2]), ValueError, r"t\[1\] = -2 must be between 0"),
+        (lambda: mixing.tv_distance(GOOD, 1.5), TypeError, "t must hold whole numbers"),
+        (lambda: mixing.tv_distance(GOOD, 1, starts=[2]), ValueError, r"starts\[0\] = 2 must be between 0 and 1"),
+        (lambda: mixing.tv_distance(GOOD, 1, starts=[]), ValueError, "starts is empty"),
+        (lambda: mixing.mixing_time(GOOD, 0), ValueError, "threshold must be > 0 and < 1, got 0.0"),
+        (lambda: mixing.mixing_time(GOOD, method="fast"), ValueError, "method must be one of 'auto', 'exact'"),
+        (lambda: mixing.mixing_time_bounds(GOOD, 1), ValueError, "threshold must be > 0 and < 1, got 1.0"),
+        (lambda: mixing.mixing_time_bounds(GOOD, rng="a"), TypeError, "rng must be"),
+        (lambda: mixing.pseudo_spectral_gap(GOOD, 0), ValueError, "max_power must be between 1"),
+        (lambda: mixing.behaviour_kernel(GOOD, [[1.0]]), TypeError, "cmdp must be a CMDP, got list"),
+        (lambda: mixing.pair_kernel(one_utility_cmdp(np.eye(2)), [[1], [0.5]]), ValueError, r"policy\[1\] must sum"),
+        (lambda: mixing.bernstein_half_width(0, 1, 1, 1, 0.1), ValueError, "n must be between 1"),
+        (
+            lambda: mixing.bernstein_half_width(1, 2, 1, 1, 0.1),
+            ValueError,
+            r"variance must be <= bound\^2 = 1.0, got 2",
+        ),
+        (lambda: mixing.bernstein_half_width(1, -1, 1, 1, 0.1), ValueError, "variance must be >= 0, got -1.0"),
+        (lambda: mixing.bernstein_half_width(1, 0, -1, 1, 0.1), ValueError, "bound must be >= 0, got -1.0"),
+        (lambda: mixing.bernstein_half_width(1, 1, 1, 0.5, 0.1), ValueError, "mixing_time must be >= 1, got 0.5"),
+        (lambda: mixing.bernstein_half_width(1, 1, 1, 1, 1), ValueError, "delta must be > 0 and < 1, got 1.0"),
+        (lambda: mixing.estimate_mixing_time([0, 1]), TypeError, "n_states must be given"),
+        (lambda: mixing.estimate_mixing_time([0, 3], 3), ValueError, r"states\[1\] = 3 must be between 0 and 2"),
+        (lambda: mixing.estimate_mixing_time([0], 3), ValueError, "at least two states, got 1"),
+        (lambda: mixing.estimate_mixing_time([0, 1], 0), ValueError, "n_states must be between 1"),
+        (lambda: mixing.estimate_mixing_time([0, 1], 2, delta=0), ValueError, "delta must be > 0 and < 1, got 0.0"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
