@@ -13,6 +13,7 @@ from dpdl._bins import Bins
 from dpdl._packed import Packed
 from dpdl.dataset import Dataset
 from dpdl.reference import estimate_reference
+from dpdl.result import Coordinates
 from dpdl.settings import Settings
 from dpdl.twin import Twin
 
@@ -73,12 +74,15 @@ class Bench:
         model = exact.plug_in(d, self.settings.gamma, np.full(d.n_states, 1 / d.n_states))
         return model.concentrability(mu.reshape(d.n_states, d.n_actions))
 
-    def twin(self) -> Twin:
-        d, s = self.dataset, self.settings
-        share = theory.sparsity(d.n_states, d.n_actions, d.n_utilities) / (d.n_states * d.n_actions) / (1 - s.gamma)
+    def twin(self, after: _core.LazyCore) -> Twin:
+        """The plain-NumPy step, from where a lazy core has got to."""
+        n_unseen = self.packed.n_unseen
+        elsewhere = after.log_x[-1] - np.log(n_unseen) if n_unseen else 0.0
+        values = Coordinates(self.packed.pairs, after.log_x[: len(self.packed.pairs)], elsewhere)
         mu_hat = self.reference.mu_hat
-        _, V, lam = self.start()
-        return Twin(d, mu_hat, s, share * mu_hat, V, lam)
+        twin = Twin(self.dataset, mu_hat, self.settings, mu_hat, *after.point[1:])
+        twin.log_x = values.dense(self.dataset.n_states, self.dataset.n_actions).ravel()  # x itself may underflow
+        return twin
 
 
 def make_log(n_states: int, n_utilities: int, rng: np.random.Generator) -> Dataset:

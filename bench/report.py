@@ -106,7 +106,7 @@ class Report:
             self.ns["eager, tight"][size] = 1e9 * (time.perf_counter() - began) / n
         for size in self.sizes[:3]:
             problem = self.problem(size, TIGHT)
-            twin, (records, initial) = problem.twin(), problem.sampler().draw(2000)
+            twin, (records, initial) = problem.twin(self.settled[size]), problem.sampler(2).draw(2000)
             steps = iter(zip(records.tolist(), initial.tolist(), strict=True))
 
             def run(n: int, twin=twin, steps=steps) -> None:
@@ -128,7 +128,7 @@ class Report:
     def threads(self) -> None:
         """Throughput of two runs in two threads over that of one, each the best of several."""
         problem = self.problem(1000, LOOSE)
-        n, one, two = 5 * self.n, [], []
+        n, one, two = 5_000_000, [], []
         cores = [problem.lazy(seed) for seed in (1, 2)]
         for _ in range(2 * self.repeats):
             began = time.perf_counter()
