@@ -211,7 +211,8 @@ class Dataset:
         s = check.indices("s", s, n_states)
         cost = check.numbers_array("costs", costs, shape=(len(s), None))
         limit = check.numbers_array("limits", limits, shape=(cost.shape[1],))
-        slack = (limit if normalised else limit * (1 - gamma)) - cost
+        with np.errstate(over="ignore"):
+            slack = check.numbers_array("limits - costs", (limit if normalised else limit * (1 - gamma)) - cost)
         scale = abs(slack).max(axis=0, initial=0.0)
         scale[scale == 0] = 1.0
         log = cls(

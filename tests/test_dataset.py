@@ -268,3 +268,26 @@ def test_costs_that_never_differ_from_the_rate_are_zero_utilities():
     assert log.u.tolist() == [[0.0]] * 3
     assert log.units.costs([0.0]).tolist() == [0.5]
     assert Dataset.from_costs(**{**COSTS, "costs": np.zeros((3, 0)), "limits": []}).n_utilities == 0
+
+
+def test_costs_and_limits_that_overflow_are_named():
+    with pytest.raises(ValueError, match=r"^limits - costs\[1, 0\] = inf must be finite$"):
+        Dataset.from_costs(
+            [0, 0],
+            [0, 0],
+            [0, 0],
+            [0, 0],
+            [[1.0], [-1e308]],
+            [1e308],
+            gamma=0.5,
+            normalised=True,
+            n_states=1,
+            n_actions=1,
+        )
+
+
+@pytest.mark.parametrize("name", ["n_states", "records", "units", "anything"])
+def test_attributes_cannot_be_set(name):
+    log = Dataset([0], [0], [0], [0], [[0]], n_states=1, n_actions=1)
+    with pytest.raises(AttributeError, match=f"^a Dataset is read-only, {name} cannot be set$"):
+        setattr(log, name, 3)
