@@ -60,7 +60,8 @@ def estimate_mixing_time(states: Any, n_states: int | None = None, delta: float 
     Parameters
     ----------
     states : array_like of int, or Dataset
-        The states in order, wherever the first one came from; or a log in trajectory order.
+        The states in order, wherever the first one came from; or a log of one or several trajectories. The end of one
+        trajectory and the beginning of the next are no transition.
     n_states : int, optional
         Number of states of the chain; required unless a Dataset says it.
     delta : float, optional
@@ -88,11 +89,11 @@ def estimate_mixing_time(states: Any, n_states: int | None = None, delta: float 
     >>> estimate_mixing_time(states[:100], n_states=2).message
     'too short to tell: the 44 visits to state 0 leave its row uncertain by 0.76 in the 1-norm'
     """
-    path, size = _path(states, n_states)
+    sources, targets, size = _transitions(states, n_states)
     delta = check.real("delta", delta, above=0, below=1)
     if size > EXACT_STATES:
         return MixingEstimate(None, math.inf, False, f"too many states: {size}, at most {EXACT_STATES} are dealt with")
-    counts = np.bincount(path[:-1] * size + path[1:], minlength=size * size).reshape(size, size).astype(np.float64)
+    counts = np.bincount(sources * size + targets, minlength=size * size).reshape(size, size).astype(np.float64)
     visits = counts.sum(axis=1)
     smoothed = (counts + 1 / size) / (visits + 1)[:, None]
     estimate = float(mixing_time_dense(smoothed, stationary_of(sp.csr_array(smoothed)), _THRESHOLD))
@@ -143,22 +144,18 @@ def _upper(Q: Array, radius: float) -> float:
     return math.inf
 
 
-def _path(states: Any, n_states: int | None) -> tuple[NDArray[np.int64], int]:
-    """Return the states in order and their number."""
+def _transitions(states: Any, n_states: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return where each transition leads from and to, and the number of states."""
     if isinstance(states, Dataset):
         if n_states is not None and n_states != states.n_states:
             raise ValueError(f"n_states = {n_states} must be that of the Dataset, {states.n_states}, or be left out")
-        broken = np.flatnonzero(states.s_next[:-1] != states.s[1:])
-        if broken.size:
-            t = int(broken[0])
-            raise ValueError(
-                f"states is not one trajectory: s_next[{t}] = {states.s_next[t]} but s[{t + 1}] = {states.s[t + 1]}"
-            )
-        return np.append(states.s, states.s_next[-1]).astype(np.int64), states.n_states
+        if states.kind == "independent":
+            raise ValueError("states is a Dataset of independent transitions, not of trajectories; see its starts")
+        return states.s.astype(np.int64), states.s_next.astype(np.int64), states.n_states
     if n_states is None:
         raise TypeError("n_states must be given unless states is a Dataset")
     size = check.whole("n_states", n_states, at_least=1, at_most=2**31 - 1)
     path = check.indices("states", states, size, dtype=np.int64)
     if len(path) < 2:
         raise ValueError(f"states must hold at least two states, got {len(path)}")
-    return path, size
+    return path[:-1], path[1:], size

@@ -178,7 +178,7 @@ class CMDP:
         return self._dataset(s, a, s_next)
 
     def rollout(self, n: int, policy: ArrayLike, rng: Any = None, start: int | None = None) -> Dataset:
-        """Follow a policy for `n` steps and log them in order: one trajectory.
+        """Follow a policy for `n` steps and log them in order: a data set that is one trajectory.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class CMDP:
             self._row_cdf,
             rng.bit_generator,
         )
-        return self._dataset(states[:-1], actions, states[1:])
+        return self._dataset(states[:-1], actions, states[1:], starts=[0])
 
     @cached_property
     def _row_cdf(self) -> Array:
@@ -249,8 +249,9 @@ class CMDP:
             high = np.where(beyond, high, middle)
         return low
 
-    def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any]) -> Dataset:
-        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, n_states=self.n_states, n_actions=self.n_actions)
+    def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
+        sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
+        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
 
 
 def _transitions(P: Any) -> tuple[sp.csr_array, int, int]:

@@ -6,7 +6,7 @@ reward and the I utilities. One sampled transition is therefore one cache line, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,10 @@ class Dataset:
     utility_scale : float or sequence of float, optional
         Positive number or numbers (one per utility) to divide the utilities by. Scaling does not change which
         policies are safe.
+    starts : array_like of int, optional
+        Positions at which trajectories begin, ascending from 0: within each, every next state must be the state of the
+        record that follows. ``[0]`` says that the log is one trajectory. None: independent transitions. From a column
+        that marks the last record of each episode: ``np.flatnonzero(np.append(True, done[:-1]))``.
 
     Attributes
     ----------
@@ -99,6 +103,8 @@ class Dataset:
         For each transition, the position of its pair in `pairs`.
     records : structured array
         The packed log, see `record_dtype`.
+    kind : {"independent", "trajectory", "trajectories"}
+        How the transitions hang together.
 
     Examples
     --------
@@ -112,6 +118,7 @@ class Dataset:
     n_states: int
     n_actions: int
     units: Units
+    starts: NDArray[np.int64] | None
 
     def __init__(
         self,
@@ -125,6 +132,7 @@ class Dataset:
         n_actions: int,
         reward_scale: float = 1.0,
         utility_scale: float | Sequence[float] = 1.0,
+        starts: ArrayLike | None = None,
     ) -> None:
         n_states = check.whole("n_states", n_states, at_least=1, at_most=INT32_MAX)
         n_actions = check.whole("n_actions", n_actions, at_least=1, at_most=INT32_MAX)
@@ -134,6 +142,7 @@ class Dataset:
             raise ValueError("the data set is empty: s has length 0")
         a = check.indices("a", a, n_actions, shape=(n,))
         s_next = check.indices("s_next", s_next, n_states, shape=(n,))
+        begins = None if starts is None else _starts(starts, s, s_next)
         utilities = check.numbers_array("u", u, shape=(n, None))
         divisors = _scales("utility_scale", utility_scale, utilities.shape[1])
         divisor = check.real("reward_scale", reward_scale, above=0)
@@ -143,10 +152,16 @@ class Dataset:
         records["u"] = _unit_range("u", utilities, divisors, "utility_scale")
         flat = s.astype(np.int64) * n_actions + a
         pairs, records["pair"] = _rank(flat, n_states * n_actions)
-        self._fill(records, pairs, n_states, n_actions, Units(divisor, tuple(divisors.tolist())))
+        self._fill(records, pairs, n_states, n_actions, Units(divisor, tuple(divisors.tolist())), begins)
 
     def _fill(
-        self, records: NDArray[Any], pairs: NDArray[np.int64], n_states: int, n_actions: int, units: Units
+        self,
+        records: NDArray[Any],
+        pairs: NDArray[np.int64],
+        n_states: int,
+        n_actions: int,
+        units: Units,
+        starts: NDArray[np.int64] | None,
     ) -> None:
         values = {
             "records": check.frozen(records),
@@ -154,6 +169,7 @@ class Dataset:
             "n_states": n_states,
             "n_actions": n_actions,
             "units": units,
+            "starts": None if starts is None else check.frozen(starts),
         }
         self.__dict__.update(values)
 
@@ -172,6 +188,7 @@ class Dataset:
         n_states: int,
         n_actions: int,
         reward_scale: float = 1.0,
+        starts: ArrayLike | None = None,
     ) -> Dataset:
         """Make a log whose constraints are "costs stay below limits".
 
@@ -225,11 +242,55 @@ class Dataset:
             n_actions=n_actions,
             reward_scale=reward_scale,
             utility_scale=scale,
+            starts=starts,
         )
         log.__dict__["units"] = Units(
             log.units.reward_scale, tuple(scale.tolist()), tuple(limit.tolist()), bool(normalised), gamma
         )
         return log
+
+    @classmethod
+    def from_trajectories(
+        cls, trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], **options: Any
+    ) -> Dataset:
+        """Make a log of whole trajectories, each given as (states, actions, rewards, utilities).
+
+        A trajectory of n steps has n + 1 states: the last one is where it ended, and nothing follows it. So no
+        transition ever leads from the end of one trajectory to the beginning of the next.
+
+        Parameters
+        ----------
+        trajectories : iterable of (states (n + 1,), actions (n,), rewards (n,), utilities (n, I))
+        **options
+            As for the class: `n_states`, `n_actions`, and scales.
+
+        Examples
+        --------
+        >>> walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.5]])
+        >>> log = Dataset.from_trajectories([walk, walk], n_states=2, n_actions=2)
+        >>> log.kind, log.starts.tolist(), log.s_next.tolist()
+        ('trajectories', [0, 2], [1, 1, 1, 1])
+        """
+        columns: list[tuple[NDArray[Any], ...]] = []
+        starts = [0]
+        for k, trajectory in enumerate(trajectories):
+            if not isinstance(trajectory, (tuple, list)) or len(trajectory) != 4:
+                raise TypeError(f"trajectories[{k}] must be (states, actions, rewards, utilities)")
+            states, actions, rewards, utilities = map(np.asarray, trajectory)
+            n = len(states) - 1 if states.ndim else 0
+            if n < 1:
+                raise ValueError(f"trajectories[{k}] must have at least two states, got {max(n + 1, 0)}")
+            for name, column in (("actions", actions), ("rewards", rewards), ("utilities", utilities)):
+                if column.shape[:1] != (n,):
+                    raise ValueError(
+                        f"trajectories[{k}] has {n + 1} states, so its {name} must have length {n}, "
+                        f"got shape {column.shape}"
+                    )
+            columns.append((states[:-1], actions, states[1:], rewards, utilities))
+            starts.append(starts[-1] + n)
+        if not columns:
+            raise ValueError("trajectories is empty")
+        return cls(*(np.concatenate(column) for column in zip(*columns, strict=True)), starts=starts[:-1], **options)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
@@ -240,11 +301,11 @@ class Dataset:
     def __repr__(self) -> str:
         return (
             f"Dataset({len(self)} transitions, {len(self.pairs)} of {self.n_states * self.n_actions} pairs visited, "
-            f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities})"
+            f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}, kind={self.kind!r})"
         )
 
     def __getitem__(self, part: slice) -> Dataset:
-        """Cut out part of the log as a data set of its own; the records of a step-1 slice are copied once.
+        """Cut out part of the log as a data set of its own; trajectories are cut with it, and only with step 1.
 
         Examples
         --------
@@ -257,15 +318,28 @@ class Dataset:
         records = self.records[part].copy()
         if len(records) == 0:
             raise ValueError(f"{part} of a data set of length {len(self)} is empty")
+        starts = self.starts
+        if starts is not None:
+            first, last, step = part.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a trajectory is cut with step 1, got {part}")
+            starts = np.append(0, starts[(starts > first) & (starts < last)] - first)
         kept, records["pair"] = _rank(records["pair"].astype(np.int64), len(self.pairs))
         cut = Dataset.__new__(Dataset)
-        cut._fill(records, self.pairs[kept], self.n_states, self.n_actions, self.units)
+        cut._fill(records, self.pairs[kept], self.n_states, self.n_actions, self.units, starts)
         return cut
 
     @property
     def n_utilities(self) -> int:
         """The number I of utilities."""
         return int(self.records.dtype["u"].shape[0])
+
+    @property
+    def kind(self) -> str:
+        """Whether the transitions are "independent", one "trajectory" or several "trajectories"."""
+        if self.starts is None:
+            return "independent"
+        return "trajectory" if len(self.starts) == 1 else "trajectories"
 
     @property
     def pair(self) -> NDArray[np.int32]:
@@ -314,6 +388,26 @@ def _rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArr
         return values.astype(np.int64), rank[flat]
     values, positions = np.unique(flat, return_inverse=True)
     return values, positions.astype(np.int32)
+
+
+def _starts(starts: Any, s: NDArray[np.int32], s_next: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Check that trajectories begin where they are said to, and only there."""
+    begins = check.indices("starts", starts, len(s), dtype=np.int64)
+    if len(begins) == 0 or begins[0] != 0:
+        raise ValueError(f"starts must begin with 0, got {begins[:1].tolist()}")
+    wrong = np.flatnonzero(np.diff(begins) <= 0)
+    if wrong.size:
+        k = int(wrong[0]) + 1
+        raise ValueError(f"starts must ascend, but starts[{k}] = {begins[k]} follows {begins[k - 1]}")
+    broken = s_next[:-1] != s[1:]
+    broken[begins[1:] - 1] = False
+    if broken.any():
+        t = int(np.argmax(broken))
+        raise ValueError(
+            f"s_next[{t}] = {s_next[t]} but s[{t + 1}] = {s[t + 1]}: a trajectory ends there, "
+            f"so starts must list {t + 1} (or be None, if the transitions are independent)"
+        )
+    return begins
 
 
 def _scales(name: str, scale: Any, n: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from . import _core, theory
 from . import _validation as check
 from ._bins import Bins
+from ._mixing_estimate import estimate_mixing_time
 from ._packed import Packed
 from ._progress import Progress
 from .dataset import INT32_MAX, Dataset
 from .premises import Run, guarantee, premises
 from .reference import Reference, estimate_reference
 from .result import MESSAGES, Coordinates, Point, Result, Status
-from .settings import Resolved, Settings
+from .settings import ESTIMATE, Resolved, Settings
 
 Array = NDArray[np.float64]
 Callback = Callable[[Result], object]
@@ -151,6 +152,8 @@ class _Setup:
     disjoint: bool
     as_stated: bool
     known: frozenset[str]
+    kind: str
+    mixing_time_estimated: bool
 
     def result(self, status: Status, message: str | None = None) -> Result:
         x_mean, V_mean, lam_mean = self.core.means
@@ -198,12 +201,15 @@ class _Setup:
             n_reference=self.reference.n_samples,
             fresh=self.fresh,
             disjoint=self.disjoint,
+            kind=self.kind,
             as_stated=self.as_stated,
             psi_known="psi" in self.known,
             slater_known="slater" in self.known,
             mixing_time_known="mixing_time" in self.known,
+            mixing_time_estimated=self.mixing_time_estimated,
             mixing_time=s.mixing_time,
             c_o=s.c_o,
+            c_e=s.c_e,
         )
 
 
@@ -234,6 +240,9 @@ def _prepare(
     generator = check.generator(rng)
     S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
     states, probabilities = _initial(rho0, initial_states, S)
+    estimated = chosen.mixing_time == ESTIMATE
+    if estimated:
+        chosen = replace(chosen, mixing_time=_estimated_mixing_time(dataset, chosen.delta))
     resolved = chosen.resolve(S, A, I)
     descent, reference, disjoint = _split(dataset, n_reference, reference, resolved.floor)
     if resolved.order == "shuffle" and len(descent) > INT32_MAX:
@@ -241,7 +250,7 @@ def _prepare(
     packed = Packed.build(descent, reference, resolved)
     log_x, V, log_lam = _start(start, packed, resolved, S, A, I)
     # One trajectory is fresh only in its own order; independent transitions also without replacement.
-    fresh_orders = ("shuffle", "trajectory") if resolved.mixing_time is None else ("trajectory",)
+    fresh_orders = ("shuffle", "trajectory") if dataset.kind == "independent" else ("trajectory",)
     radii = theory.radius_V(resolved.gamma, resolved.slater), theory.radius_lam(resolved.slater)
     sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
     return _Setup(
@@ -256,7 +265,19 @@ def _prepare(
         and math.isclose(resolved.radius_V, radii[0])
         and math.isclose(resolved.radius_lam, radii[1]),
         known=frozenset(known),
+        kind=dataset.kind,
+        mixing_time_estimated=estimated,
     )
+
+
+def _estimated_mixing_time(dataset: Dataset, delta: float) -> float:
+    """The upper confidence bound, at least one step; a log that gives none is refused."""
+    if dataset.kind == "independent":
+        raise ValueError("mixing_time cannot be estimated: the data set holds independent transitions; see its starts")
+    found = estimate_mixing_time(dataset, delta=delta)
+    if not found.enough:
+        raise ValueError(f"mixing_time cannot be estimated: {found.message}; give a bound")
+    return max(1.0, found.upper)
 
 
 def _refresh(settings: Resolved, n_coordinates: int) -> int:

@@ -48,6 +48,8 @@ class Run:
         The step size, its scales, the conservatism and the floor of mu_hat, as they were used.
     n_reference : int
         Transitions that mu_hat was made of.
+    kind : str
+        What the log says of itself: "independent" transitions, one "trajectory" or several "trajectories".
     fresh : bool
         Each step took a transition that no step took before: in the log's own order for one trajectory.
     disjoint : bool
@@ -57,6 +59,10 @@ class Run:
     psi_known, slater_known, mixing_time_known : bool, optional
         The caller vouches that psi >= C*, that slater is valid on Pi(psi), that the chain mixes within
         `mixing_time`. A run cannot see any of these.
+    slater_refuted : bool, optional
+        The data contradicts slater, whoever vouches for it.
+    mixing_time_estimated : bool, optional
+        `mixing_time` is an upper confidence bound from the same data.
     mixing_time : float or None, optional
         A bound of t_mix if the data is one trajectory: the asynchronous theorem is then the one that matters.
     c_o, c_e : float, optional
@@ -80,10 +86,13 @@ class Run:
     n_reference: int
     fresh: bool
     disjoint: bool
+    kind: str = "independent"
     as_stated: bool = False
     psi_known: bool = False
     slater_known: bool = False
     mixing_time_known: bool = False
+    slater_refuted: bool = False
+    mixing_time_estimated: bool = False
     mixing_time: float | None = None
     c_o: float = 1.0
     c_e: float = 1.0
@@ -110,7 +119,7 @@ def premises(run: Run) -> tuple[Premise, ...]:
     >>> run = Run(problem=problem, eps=None, delta=0.1, n_steps=100, eta=0.1, alpha_V=1, alpha_lam=2,
     ...           alpha_x=8, kappa=0, floor=0.01, n_reference=50, fresh=True, disjoint=False)
     >>> [premise.name for premise in premises(run) if premise.holds]
-    ['fresh samples', 'eta', 'alpha_lam', 'alpha_x']
+    ['independent transitions', 'fresh samples', 'eta', 'alpha_lam', 'alpha_x']
     """
     return (
         *_premises_of_eps(run),
@@ -180,7 +189,12 @@ def _premises_of_eps(run: Run) -> list[Premise]:
 def _premises_of_data(run: Run) -> list[Premise]:
     repeats = "each step used a transition of its own" if run.fresh else "steps used a transition more than once"
     shares = "share no transition" if run.disjoint else "share transitions"
+    wanted = "independent" if run.mixing_time is None else "trajectory"
+    kinds = {"independent": "independent transitions", "trajectory": "one trajectory"}
     return [
+        Premise(
+            kinds[wanted], run.kind == wanted, f"the log is said to be {kinds.get(run.kind, 'several ' + run.kind)}"
+        ),
         Premise("fresh samples", run.fresh, repeats),
         Premise("independent mu_hat", run.disjoint, f"mu_hat and the descent {shares}"),
     ]
@@ -209,10 +223,17 @@ def _premises_of_model(run: Run) -> list[Premise]:
     problem = run.problem
     found = [
         _vouched("psi >= C*", run.psi_known, f"psi = {problem.psi:.6g}"),
-        _vouched("slater valid", run.slater_known, f"slater = {problem.slater:.6g}"),
+        Premise("slater valid", False, f"slater = {problem.slater:.6g}, contradicted by the data")
+        if run.slater_refuted
+        else _vouched("slater valid", run.slater_known, f"slater = {problem.slater:.6g}"),
     ]
     if run.mixing_time is not None:
-        found.append(_vouched("mixing time", run.mixing_time_known, f"t_mix <= {run.mixing_time:.6g}"))
+        bound = f"t_mix <= {run.mixing_time:.6g}"
+        found.append(
+            Premise("mixing time", False, f"{bound}, estimated from the same data with confidence {1 - run.delta:g}")
+            if run.mixing_time_estimated
+            else _vouched("mixing time", run.mixing_time_known, bound)
+        )
         found.append(Premise("delta below 1/2", run.delta < 0.5, f"delta = {run.delta:.6g}"))
     return found
 

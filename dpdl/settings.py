@@ -15,6 +15,8 @@ from . import theory
 from .reference import SMALLEST_FLOOR
 
 ORDERS = ("replacement", "shuffle", "trajectory")
+#: Value of `mixing_time` that asks for an estimate.
+ESTIMATE = "estimate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,12 @@ class Settings:
         Step size and the scales that divide it. None: the theorem's.
     radius_V, radius_lam : float, optional
         Bounds of \\|V(s)\\| and of sum lam. None: the theorem's.
-    mixing_time : float, optional
-        Bound of the mixing time of a log that is one trajectory: eta = 1/sqrt(mixing_time T).
-    c_o : float
-        The theorem's universal constant, which the paper does not give.
+    mixing_time : float or "estimate", optional
+        Bound of the mixing time of a log that is one trajectory: eta = 1/sqrt(mixing_time T). With "estimate", `learn`
+        takes the upper confidence bound of `dpdl.mixing.estimate_mixing_time` at delta, and refuses a log that is too
+        short for one.
+    c_o, c_e : float
+        The theorems' universal constants c_o (c'_o) and c'_e, which the paper does not give.
     refresh : int, optional
         Steps between full recomputations of kept sums. None: the larger of 2^16 and four times the visited pairs, which
         costs nothing and bounds their relative drift by that number times 2^-53.
@@ -78,8 +82,9 @@ class Settings:
     alpha_x: float | None = None
     radius_V: float | None = None
     radius_lam: float | None = None
-    mixing_time: float | None = None
+    mixing_time: float | str | None = None
     c_o: float = 1.0
+    c_e: float = 1.0
     refresh: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +100,7 @@ class Settings:
             "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
             "mixing_time": {"at_least": 1},
         }
-        required = ("gamma", "psi", "slater", "delta", "c_o")
+        required = ("gamma", "psi", "slater", "delta", "c_o", "c_e")
         for name in (
             *required,
             "eps",
@@ -109,7 +114,8 @@ class Settings:
             "radius_lam",
         ):
             self._set(name, check.real, required=name in required, **bounds.get(name, {"above": 0}))
-        self._set("mixing_time", check.real, **bounds["mixing_time"])
+        if self.mixing_time != ESTIMATE:
+            self._set("mixing_time", check.real, **bounds["mixing_time"])
         self._set("T", check.whole, at_least=1)
         self._set("refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
@@ -135,12 +141,14 @@ class Settings:
     def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Resolved:
         """Fill in by theory whatever is None, except eps and mixing_time: what stays None there was not claimed."""
         problem = self.problem(n_states, n_actions, n_utilities)
-        eps, n_steps = self.eps, self.T
+        eps, n_steps, mixing_time = self.eps, self.T, self.mixing_time
+        if isinstance(mixing_time, str):
+            raise ValueError("mixing_time is to be estimated, which takes a log: see dpdl.mixing.estimate_mixing_time")
         if eps is not None and n_steps is None:
-            if self.mixing_time is None:
+            if mixing_time is None:
                 n_steps = theory.descent_steps(problem, eps, self.delta, self.c_o)
             else:
-                n_steps = theory.async_descent_steps(problem, eps, self.delta, self.mixing_time, self.c_o)
+                n_steps = theory.async_descent_steps(problem, eps, self.delta, mixing_time, self.c_o)
         assert n_steps is not None  # __post_init__ asks for one of the two
         if n_steps >= 2**63:
             raise ValueError(f"eps = {eps:g} asks for {n_steps:.3g} steps, more than 64 bits count; give T")
@@ -148,7 +156,7 @@ class Settings:
             "T": n_steps,
             "kappa": 0.0 if eps is None else theory.conservatism(problem, eps),
             "floor": theory.reference_floor(problem, theory.largest_eps(problem) if eps is None else eps),
-            "eta": theory.step_size(n_steps, self.mixing_time),
+            "eta": theory.step_size(n_steps, mixing_time),
             "alpha_V": theory.scale_V(problem),
             "alpha_lam": theory.scale_lam(problem),
             "alpha_x": theory.scale_x(problem),
@@ -205,7 +213,7 @@ class Settings:
             if not isinstance(settings, Settings):
                 raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")
             given = dataclasses.asdict(settings)
-            if settings.T is not None and settings.eta == theory.step_size(settings.T, settings.mixing_time):
+            if isinstance(settings, Resolved) and settings.eta == theory.step_size(settings.T, settings.mixing_time):
                 given["eta"] = None  # it came of the old T and changes with it
             return Settings(**(given | keywords))
         missing = [name for name in ("gamma", "psi", "slater") if name not in keywords]
@@ -227,3 +235,4 @@ class Resolved(Settings):
     alpha_x: float
     radius_V: float
     radius_lam: float
+    mixing_time: float | None = None

@@ -594,16 +594,3 @@ def test_the_constants_of_the_theorem_count_as_the_algorithm_as_stated():
     assert not held(radius_V=1.0)["algorithm as stated"]
     # Two transitions are not fresh for a hundred steps in any order.
     assert not held(order="trajectory")["fresh samples"]
-
-
-def test_one_trajectory_is_fresh_only_in_its_own_order():
-    log = Dataset([0] * 9, [0] * 9, [0] * 9, [0.0] * 9, [[0.5]] * 9, n_states=1, n_actions=1)
-    for order, mixing_time, fresh in (
-        ("replacement", None, False),
-        ("shuffle", None, True),
-        ("trajectory", None, True),
-        ("shuffle", 2.0, False),
-        ("trajectory", 2.0, True),
-    ):
-        result = learn(log, gamma=0.5, psi=2, slater=0.5, T=9, rho0=[1.0], rng=0, order=order, mixing_time=mixing_time)
-        assert {premise.name: premise.holds for premise in result.premises}["fresh samples"] is fresh

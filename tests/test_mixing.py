@@ -431,8 +431,16 @@ def test_estimate_from_a_log():
     with pytest.raises(ValueError, match="n_states = 5 must be that of the Dataset, 4"):
         mixing.estimate_mixing_time(log, 5)
     shuffled = Dataset([0, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], np.zeros((3, 0)), n_states=2, n_actions=1)
-    with pytest.raises(ValueError, match=r"not one trajectory: s_next\[1\] = 1 but s\[2\] = 0"):
+    with pytest.raises(ValueError, match="is a Dataset of independent transitions, not of trajectories"):
         mixing.estimate_mixing_time(shuffled)
+
+
+def test_the_end_of_one_trajectory_and_the_beginning_of_the_next_are_no_transition():
+    """Two trajectories, one in states 0 and 1, the other in 2 and 3: joined, there would be a way from 1 to 2."""
+    walks = [([a, b, a, b], [0] * 3, [0.0] * 3, np.zeros((3, 0))) for a, b in ((0, 1), (2, 3))]
+    log = Dataset.from_trajectories(walks, n_states=4, n_actions=1)
+    joined = mixing.estimate_mixing_time([0, 1, 0, 1, 2, 3, 2, 3], 4)
+    assert mixing.estimate_mixing_time(log).estimate != joined.estimate
 
 
 def test_too_many_states_to_estimate():

@@ -43,6 +43,7 @@ def _run(problem=LARGE, eps=0.5, delta=0.05, mixing_time=None, **changes):
         "slater_known": True,
         "mixing_time_known": True,
         "mixing_time": mixing_time,
+        "kind": "independent" if mixing_time is None else "trajectory",
     }
     return Run(**(exemplary | changes))
 
@@ -68,6 +69,21 @@ def test_an_exemplary_trajectory_has_its_guarantee(mixing_time):
     assert "algB-thm-markov-demo with c'_o = 1, c'_e = 1:" in claim
 
 
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"kind": "trajectories"}, {"one trajectory"}),
+        ({"kind": "independent"}, {"one trajectory"}),
+        ({"mixing_time_known": False}, {"mixing time"}),
+        ({"mixing_time_estimated": True}, {"mixing time"}),
+    ],
+)
+def test_the_asynchronous_theorem_wants_one_trajectory_that_is_known_to_mix(changes, broken):
+    run = _run(mixing_time=4, **changes)
+    assert _broken(run) == broken
+    assert guarantee(run) is None
+
+
 def test_a_trajectory_may_take_either_step_size():
     run = _run(mixing_time=9)
     assert guarantee(replace(run, eta=theory.step_size(run.n_steps))) is not None
@@ -86,6 +102,9 @@ EXEMPLARY = _run()
         ({"as_stated": False}, {"algorithm as stated"}),
         ({"psi_known": False}, {"psi >= C*"}),
         ({"slater_known": False}, {"slater valid"}),
+        ({"slater_refuted": True}, {"slater valid"}),
+        ({"kind": "trajectory"}, {"independent transitions"}),
+        ({"kind": "trajectories"}, {"independent transitions"}),
         ({"eta": EXEMPLARY.eta * 0.99}, {"eta"}),
         ({"alpha_V": EXEMPLARY.alpha_V * 1.01}, {"alpha_V"}),
         ({"alpha_lam": EXEMPLARY.alpha_lam * 1.01}, {"alpha_lam"}),
