@@ -6,13 +6,15 @@ CMDP", 2022).
 """
 
 from . import exact, instances, mixing, policy, theory
+from .adaptive import learn_adaptive
 from .cmdp import CMDP
 from .dataset import Dataset, Units
 from .learning import learn
 from .premises import Premise
 from .reference import Reference, estimate_reference
-from .result import Point, Result, Status
+from .result import Level, Point, Result, Status
 from .settings import Settings
+from .slater import SlaterEstimate, estimate_slater
 from .verification import Verification, verify
 
 __version__ = "0.1.0"
@@ -20,18 +22,22 @@ __version__ = "0.1.0"
 __all__ = [
     "CMDP",
     "Dataset",
+    "Level",
     "Point",
     "Premise",
     "Reference",
     "Result",
     "Settings",
+    "SlaterEstimate",
     "Status",
     "Units",
     "Verification",
     "estimate_reference",
+    "estimate_slater",
     "exact",
     "instances",
     "learn",
+    "learn_adaptive",
     "mixing",
     "policy",
     "theory",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -126,6 +126,41 @@ def best_margin(cmdp: CMDP, where: Region) -> float:
     return float(solved(solution, "largest worst utility")[-1]) - 1
 
 
+class Margin(NamedTuple):
+    """A nearly best worst utility: the q that has it, and the value function and weights that show no q has more."""
+
+    q: Array
+    V: Array
+    weights: Array
+
+
+def penalised_margin(cmdp: CMDP, where: Region, radius: float) -> Margin:
+    """Maximise the worst utility less `radius` times the 1-norm of the flow's residual; always has a solution.
+
+    The penalty keeps |V| <= radius in the dual program, so that V stays a plausible value function even where the
+    region holds no occupancy.
+    """
+    n, n_states, utility = len(where.pairs), cmdp.n_states, _utilities(cmdp, where)
+    identity = sp.eye_array(n_states)
+    rest = np.zeros(2 * n_states + 1)  # outflow and inflow out of nowhere, and the worst utility plus one
+    solution = optimum(
+        np.concatenate([np.zeros(n), np.full(2 * n_states, radius), [-1.0]]),
+        equal=(sp.hstack([_flow(cmdp, where), identity, -identity, sp.csc_array((n_states, 1))]), inflow(cmdp)),
+        at_most=(
+            [
+                np.hstack([-utility, np.zeros((len(utility), 2 * n_states)), np.ones((len(utility), 1))]),
+                np.append(where.share, rest)[None],
+            ],
+            [np.ones(len(utility)), [sparsity(cmdp)]],
+        ),
+        upper=np.append(where.upper, np.full(2 * n_states + 1, np.inf)),
+    )
+    if solution is None:
+        raise RuntimeError("HiGHS could not solve the linear program of the penalised margin, which has a solution")
+    weights = np.maximum(solution.w[: len(utility)], 0)
+    return Margin(where.occupancy(solution.y[:n]), -solution.V, weights / weights.sum())
+
+
 def least_deviation(cmdp: CMDP, reward: float, mu: Array, psi: float) -> float:
     """Return the least psi whose D(psi) holds a safe occupancy of at least that reward; `psi` only sets the scale."""
     where = region(cmdp, psi, mu)
@@ -147,10 +182,26 @@ def least_deviation(cmdp: CMDP, reward: float, mu: Array, psi: float) -> float:
     return psi * float(solved(solution, "least deviation")[-1])
 
 
+class Optimum(NamedTuple):
+    """A solution of a linear program: its unknowns, and the multipliers of its equations and of its inequalities."""
+
+    y: Array
+    V: Array
+    w: Array
+
+
 def minimise(
     cost: Array, *, equal: tuple[Any, Array], at_most: tuple[Sequence[Any], Sequence[Any]], upper: Array
 ) -> Array | None:
-    """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h; None unless HiGHS reports an optimum.
+    """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h; None unless HiGHS reports an optimum."""
+    found = optimum(cost, equal=equal, at_most=at_most, upper=upper)
+    return None if found is None else found.y
+
+
+def optimum(
+    cost: Array, *, equal: tuple[Any, Array], at_most: tuple[Sequence[Any], Sequence[Any]], upper: Array
+) -> Optimum | None:
+    """Solve the program of `minimise` with its multipliers.
 
     `equal` is (E, b); `at_most` holds blocks of the rows of G and of h. The dual program comes first,
 
@@ -174,10 +225,12 @@ def minimise(
         options=_OPTIONS,
     )
     if dual.status == 0:
-        return np.maximum(-dual.ineqlin.marginals, 0)
+        return Optimum(np.maximum(-dual.ineqlin.marginals, 0), dual.x[: len(b)], dual.x[len(b) : len(b) + len(h)])
     bounds = np.column_stack([np.zeros(len(cost)), upper])
     primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=method, options=_OPTIONS)
-    return np.asarray(primal.x) if primal.status == 0 else None
+    if primal.status != 0:
+        return None
+    return Optimum(np.asarray(primal.x), primal.eqlin.marginals, -primal.ineqlin.marginals)
 
 
 def solved(solution: Array | None, what: str) -> Array:

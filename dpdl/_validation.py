@@ -168,6 +168,18 @@ def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArra
     return array
 
 
+def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> NDArray[np.float64]:
+    """Distribution of the first state, given as such or as a log of first states, but not both."""
+    if (rho0 is None) == (initial_states is None):
+        raise TypeError("give either rho0 or initial_states")
+    if rho0 is not None:
+        return distribution("rho0", rho0, (n_states,))
+    logged = indices("initial_states", initial_states, n_states)
+    if len(logged) == 0:
+        raise ValueError("initial_states is empty")
+    return np.bincount(logged, minlength=n_states) / len(logged)
+
+
 def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) -> NDArray[np.float64]:
     """Check a policy: one distribution over actions per state, as an (S, A) array."""
     array = numbers_array(name, values, shape=(n_states, n_actions), at_least=0)

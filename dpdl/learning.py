@@ -26,6 +26,7 @@ from .premises import Run, guarantee, premises
 from .reference import Reference, estimate_reference
 from .result import MESSAGES, Coordinates, Point, Result, Status
 from .settings import ESTIMATE, Resolved, Settings
+from .slater import slater_upper
 
 Array = NDArray[np.float64]
 Callback = Callable[[Result], object]
@@ -48,9 +49,12 @@ def learn(
     reference: Reference | None = None,
     start: Point | None = None,
     known: Collection[str] = (),
+    check_slater: bool | None = None,
     callback: Callback | None = None,
     callback_every: int | None = None,
     progress: bool | None = None,
+    step_limit: int | None = None,
+    time_limit: float | None = None,
     chunk: int | None = None,
     **keywords: Any,
 ) -> Result:
@@ -79,11 +83,19 @@ def learn(
     known : collection of str, optional
         Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
         run can check them.
+    check_slater : bool, optional
+        After the last step, look whether the data contradicts `slater` (an upper confidence bound, by a linear program)
+        and say so in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs and 10^6
+        transitions.
     callback : callable, optional
         Called as ``callback(intermediate_result)`` every `callback_every` steps (default: a hundredth of T); raise
         StopIteration in it to end the run.
     progress : bool, optional
         Show a progress bar after two seconds. Default: if standard error is a terminal.
+    step_limit : int, optional
+        Stop after so many of the T steps, with a status of its own.
+    time_limit : float, optional
+        Stop after so many seconds, with a status of its own.
     chunk : int, optional
         Steps between two looks at the keyboard; by default what fits into 20 ms.
 
@@ -102,19 +114,27 @@ def learn(
     (True, [[0.5, 0.5]])
     """
     setup = _prepare(dataset, settings, keywords, rho0, initial_states, rng, n_reference, reference, start, known)
-    total = setup.settings.T
-    every = -(-total // 100) if callback_every is None else check.whole("callback_every", callback_every, at_least=1)
+    planned = setup.settings.T
+    total = planned if step_limit is None else min(planned, check.whole("step_limit", step_limit))
+    seconds = math.inf if time_limit is None else check.real("time_limit", time_limit, at_least=0)
+    every = -(-planned // 100) if callback_every is None else check.whole("callback_every", callback_every, at_least=1)
     fixed = None if chunk is None else check.whole("chunk", chunk, at_least=1)
-    if progress is not None and not isinstance(progress, bool):
-        raise TypeError(f"progress must be True, False or None, got {progress!r}")
+    for name, flag in (("progress", progress), ("check_slater", check_slater)):
+        if flag is not None and not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True, False or None, got {flag!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable, got {type(callback).__name__}")
 
-    core, status, code = setup.core, Status.COMPLETED, 0
+    core, code = setup.core, 0
+    status = Status.COMPLETED if total == planned else Status.STEP_LIMIT
+    deadline = time.monotonic() + seconds
     size = fixed or FIRST_CHUNK
     try:
         with Progress(total, progress) as bar:
             while core.n_steps < total and code == 0:
+                if time.monotonic() >= deadline:
+                    status = Status.TIME_LIMIT
+                    break
                 size = min(size, total - core.n_steps)
                 if callback is not None:
                     size = min(size, every - core.n_steps % every)
@@ -131,7 +151,29 @@ def learn(
         status = Status.STOPPED
     if code:
         return setup.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
+    if status is Status.COMPLETED and (check_slater or (check_slater is None and _quick_to_check(dataset))):
+        setup.contradiction = _contradiction(dataset, setup)
     return setup.result(status)
+
+
+def _quick_to_check(dataset: Dataset) -> bool:
+    return dataset.n_states * dataset.n_actions <= 2000 and len(dataset) <= 10**6
+
+
+def _contradiction(dataset: Dataset, setup: _Setup) -> str | None:
+    """Say it if, with confidence 1 - delta, no policy within psi of the data has the slater that was supplied."""
+    s = setup.settings
+    if len(dataset) < 2 or dataset.n_utilities == 0:
+        return None
+    caps = s.psi * setup.reference.mu_hat.ravel()
+    upper = slater_upper(dataset, gamma=s.gamma, rho0=setup.initial, psi=s.psi, caps=caps, delta=s.delta)
+    if upper >= s.slater:
+        return None
+    found = f"has more than {upper:.3g}" if upper >= 0 else "keeps every constraint"
+    return (
+        f"slater = {s.slater:g} is contradicted by the data: with confidence {1 - s.delta:g}, no policy whose "
+        f"occupancy is within psi = {s.psi:g} of where the data lies {found}"
+    )
 
 
 def _next_size(size: int, seconds: float) -> int:
@@ -154,6 +196,8 @@ class _Setup:
     known: frozenset[str]
     kind: str
     mixing_time_estimated: bool
+    initial: Array
+    contradiction: str | None = None
 
     def result(self, status: Status, message: str | None = None) -> Result:
         x_mean, V_mean, lam_mean = self.core.means
@@ -173,6 +217,7 @@ class _Setup:
             premises=premises(run) if run else (),
             guarantee=guarantee(run) if run and status is Status.COMPLETED else None,
             diagnostics=self.core.diagnostics,
+            notes=(self.contradiction,) if self.contradiction else (),
         )
 
     def _coordinates(self, x: Array) -> Coordinates:
@@ -206,6 +251,7 @@ class _Setup:
             psi_known="psi" in self.known,
             slater_known="slater" in self.known,
             mixing_time_known="mixing_time" in self.known,
+            slater_refuted=self.contradiction is not None,
             mixing_time_estimated=self.mixing_time_estimated,
             mixing_time=s.mixing_time,
             c_o=s.c_o,
@@ -239,10 +285,11 @@ def _prepare(
         check.choice("known", name, ("psi", "slater", "mixing_time"))
     generator = check.generator(rng)
     S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
-    states, probabilities = _initial(rho0, initial_states, S)
+    initial = check.initial_distribution(rho0, initial_states, S)
+    support = np.flatnonzero(initial)
     estimated = chosen.mixing_time == ESTIMATE
     if estimated:
-        chosen = replace(chosen, mixing_time=_estimated_mixing_time(dataset, chosen.delta))
+        chosen = replace(chosen, mixing_time=estimated_mixing_time(dataset, chosen.delta))
     resolved = chosen.resolve(S, A, I)
     descent, reference, disjoint = _split(dataset, n_reference, reference, resolved.floor)
     if resolved.order == "shuffle" and len(descent) > INT32_MAX:
@@ -252,7 +299,9 @@ def _prepare(
     # One trajectory is fresh only in its own order; independent transitions also without replacement.
     fresh_orders = ("shuffle", "trajectory") if dataset.kind == "independent" else ("trajectory",)
     radii = theory.radius_V(resolved.gamma, resolved.slater), theory.radius_lam(resolved.slater)
-    sampler = _core.Sampler(generator.bit_generator, len(descent), resolved.order, states, probabilities)
+    sampler = _core.Sampler(
+        generator.bit_generator, len(descent), resolved.order, support.astype(np.int32), initial[support]
+    )
     return _Setup(
         core=_core.LazyCore(packed, Bins.of(packed.c), sampler, log_x, V, log_lam, _refresh(resolved, len(log_x))),
         packed=packed,
@@ -267,10 +316,11 @@ def _prepare(
         known=frozenset(known),
         kind=dataset.kind,
         mixing_time_estimated=estimated,
+        initial=initial,
     )
 
 
-def _estimated_mixing_time(dataset: Dataset, delta: float) -> float:
+def estimated_mixing_time(dataset: Dataset, delta: float) -> float:
     """The upper confidence bound, at least one step; a log that gives none is refused."""
     if dataset.kind == "independent":
         raise ValueError("mixing_time cannot be estimated: the data set holds independent transitions; see its starts")
@@ -283,21 +333,6 @@ def _estimated_mixing_time(dataset: Dataset, delta: float) -> float:
 def _refresh(settings: Resolved, n_coordinates: int) -> int:
     """Steps between full recomputations: often enough to bound drift, seldom enough to be free."""
     return settings.refresh or max(2**16, 4 * n_coordinates)
-
-
-def _initial(rho0: Any, initial_states: Any, n_states: int) -> tuple[NDArray[np.int32], Array]:
-    """Support and probabilities of the initial distribution."""
-    if (rho0 is None) == (initial_states is None):
-        raise TypeError("give either rho0 or initial_states")
-    if rho0 is None:
-        logged = check.indices("initial_states", initial_states, n_states)
-        if len(logged) == 0:
-            raise ValueError("initial_states is empty")
-        states, counts = np.unique(logged, return_counts=True)
-        return states, counts / len(logged)
-    distribution = check.distribution("rho0", rho0, (n_states,))
-    support = np.flatnonzero(distribution)
-    return support.astype(np.int32), distribution[support]
 
 
 def _split(

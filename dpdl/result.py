@@ -26,6 +26,10 @@ class Status(IntEnum):
     STOPPED = 2
     NUMERICAL_ERROR = 3
     RUNNING = 4
+    STEP_LIMIT = 5
+    TIME_LIMIT = 6
+    OUT_OF_DATA = 7
+    OUT_OF_LEVELS = 8
 
 
 MESSAGES = {
@@ -33,6 +37,8 @@ MESSAGES = {
     Status.INTERRUPTED: "interrupted from the keyboard; the result covers the steps taken",
     Status.STOPPED: "stopped by the callback; the result covers the steps taken",
     Status.RUNNING: "still running",
+    Status.STEP_LIMIT: "the step limit was reached; the result covers the steps taken",
+    Status.TIME_LIMIT: "the time limit was reached; the result covers the steps taken",
 }
 
 
@@ -92,8 +98,46 @@ class Coordinates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Level:
+    """One level of the adaptive method.
+
+    Attributes
+    ----------
+    psi, delta : float
+        psi_K and delta_K.
+    verdict : bool or None
+        Of VERIFY; None if the level was broken off before it.
+    reward : float
+        J-hat, what VERIFY estimates that the level's policy earns; NaN without it.
+    flow_margin, utility_margin : float
+        By how much VERIFY's two tests were passed (failed, if negative); NaN without it.
+    n_steps : int
+        Steps taken.
+    n_reference, n_descent, n_verification : int
+        Transitions that mu_hat, the descent and VERIFY read.
+    enough : bool
+        Whether VERIFY had the samples that its proposition asks for.
+    result : Result
+        What the level learned.
+    """
+
+    psi: float
+    delta: float
+    verdict: bool | None
+    reward: float
+    flow_margin: float
+    utility_margin: float
+    n_steps: int
+    n_reference: int
+    n_descent: int
+    n_verification: int
+    enough: bool
+    result: Result = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
-    """Outcome of `learn`.
+    """Outcome of `learn` and of `learn_adaptive`.
 
     Attributes
     ----------
@@ -120,6 +164,10 @@ class Result:
     diagnostics : dict
         Counts of the core: steps in each case of the x-update, steps that capped the sampled pair, root-finder
         evaluations, refreshes of the kept sums.
+    notes : tuple of str
+        What else the data says, in plain sentences: that it contradicts `slater`, for instance.
+    history : tuple of Level
+        The levels of `learn_adaptive`; empty after `learn`.
     """
 
     status: Status
@@ -136,6 +184,8 @@ class Result:
     premises: tuple[Premise, ...] = field(repr=False)
     guarantee: str | None
     diagnostics: dict[str, int]
+    notes: tuple[str, ...] = ()
+    history: tuple[Level, ...] = field(default=(), repr=False)
 
     @property
     def success(self) -> bool:

@@ -64,7 +64,13 @@ class Verification:
 
 
 def verify(
-    result: Result, dataset: Dataset, *, rho0: ArrayLike, eps: float | None = None, delta: float | None = None
+    result: Result,
+    dataset: Dataset,
+    *,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    eps: float | None = None,
+    delta: float | None = None,
 ) -> Verification:
     """Check a learned solution on fresh transitions (algorithm 3).
 
@@ -74,8 +80,8 @@ def verify(
         What `learn` returned; its x_mean, mu_hat, gamma, kappa and slater are used.
     dataset : Dataset
         Transitions that the run has not seen, neither for mu_hat nor for its steps. One pass, memory bounded.
-    rho0 : array_like, shape (S,)
-        Distribution of the initial state.
+    rho0, initial_states : optional
+        Distribution of the initial state, or a log of initial states; one of the two, as for `learn`.
     eps, delta : float, optional
         Accuracy and failure probability; by default those of the run's settings.
 
@@ -109,7 +115,7 @@ def verify(
     eps = check.real("eps", chosen, above=0)
     delta = check.real("delta", settings.delta if delta is None else delta, above=0, below=1)
     problem = settings.problem(*sizes)
-    rho0 = check.distribution("rho0", rho0, (dataset.n_states,))
+    rho0 = check.initial_distribution(rho0, initial_states, dataset.n_states)
 
     weight = result.coordinates.at(dataset.pairs) / reference.at(dataset.pairs)
     reward, utilities, flow = _means(dataset, weight, settings.gamma)

@@ -1,0 +1,307 @@
+"""The Slater constant from data: varphi = (1-gamma) max over policies of min_i J^u_i, between two confidence bounds.
+
+The log is halved. The first half proposes, the second one judges, so that nothing is judged by what proposed it. For a
+function W and a pair (s, a), the second half's records of the pair bound E[u + gamma W(s') | s, a] by the empirical
+Bernstein inequality (Maurer and Pontil 2009): mean -+ sqrt(2 v l/n) -+ 7 b l/(3 (n-1)), with the sample variance v,
+the width b of the interval that u + gamma W lies in, and l = log(2/share of delta). Pairs without records have the
+trivial bounds, and no bound is looser than that.
+
+Lower bound. The first half proposes a policy pi and a W for each utility. If W <= T W - x in every state, where T is
+pi's Bellman operator, then J^u >= rho0 W + x/(1-gamma): so x is the least, over states, of the lower bound of T W - W.
+
+Upper bound, over policies whose occupancy nu is at most psi mu_hat/(1-gamma). The first half proposes weights w (they
+sum to one) and a V. For every occupancy min_i J^u_i <= <w, J^u> = rho0 V + sum of nu g, g(s, a) being
+E[<w, u> + gamma V(s') | s, a] - V(s). With the upper bounds of g, the largest such sum is a knapsack: pairs in order
+of g, each filled to its cap, until nu sums to 1/(1-gamma).
+
+In a trajectory the number of records of a pair depends on what they were; failure delta/(n (n+1)) is then spent on each
+n, which sums to delta.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import splu
+
+from . import _linear_programs as programs
+from . import _validation as check
+from . import exact
+from . import policy as policies
+from .cmdp import CMDP
+from .dataset import Dataset
+
+Array = NDArray[np.float64]
+
+#: Records taken at a time.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class SlaterEstimate:
+    """What a log says about the Slater constant.
+
+    Attributes
+    ----------
+    estimate : float
+        The Slater constant of the plug-in model, without any guarantee.
+    lower : float
+        Some policy (`policy`, to be precise) has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as
+        `slater` if it is positive; if not, the log does not show that any policy is safe.
+    upper : float
+        No policy has every J^u_i > upper/(1-gamma), with confidence 1 - delta: none within psi of where the data lies,
+        if psi was given, else none at all.
+    policy : array, shape (S, A)
+        The policy behind `lower`.
+    delta : float
+        Failure probability of each of the two bounds.
+    """
+
+    estimate: float
+    lower: float
+    upper: float
+    policy: Array = field(repr=False)
+    delta: float
+
+
+def estimate_slater(
+    dataset: Dataset,
+    *,
+    gamma: float,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    psi: float | None = None,
+    delta: float = 0.05,
+) -> SlaterEstimate:
+    """Estimate the Slater constant (varphi) that `learn` asks for, with confidence bounds.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The log, at least two transitions. Its model is solved by linear programming: for up to some 10^4 pairs.
+    gamma : float
+        Discount.
+    rho0, initial_states : optional
+        Distribution of the initial state, or a log of initial states; one of the two.
+    psi : float, optional
+        Ask only for policies whose occupancy is at most psi/(1-gamma) times the empirical distribution of the pairs.
+        The lower bound's policy keeps to that in the plug-in model.
+    delta : float, optional
+        Failure probability of each bound. They are finite-sample bounds: valid for any log, and wide for a short one.
+
+    Returns
+    -------
+    SlaterEstimate
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 4000)
+    >>> log = Dataset(0 * a, a, 0 * a, 1.0 - a, (a - 0.5)[:, None], n_states=1, n_actions=2)
+    >>> found = estimate_slater(log, gamma=0.5, rho0=[1.0])
+    >>> round(found.estimate, 3), 0.4 < found.lower < 0.5 < found.upper < 0.6
+    (0.5, True)
+    """
+    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, initial_states)
+    if psi is not None:
+        psi = check.real("psi", psi, at_least=1)
+    delta = check.real("delta", delta, above=0, below=1)
+    caps = _caps(dataset, psi)
+    policy = _careful_policy(first, gamma, rho0, psi, delta)
+    whole = exact.plug_in(dataset, gamma, rho0)
+    found = programs.penalised_margin(whole, _region(whole, dataset, psi), 2 / (1 - gamma))
+    return SlaterEstimate(
+        estimate=float((whole.u.reshape(whole.n_utilities, -1) @ found.q).min()),
+        lower=max(-1.0, _lower(first, second, gamma, rho0, policy, delta)),
+        upper=min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta)),
+        policy=policy,
+        delta=delta,
+    )
+
+
+def slater_upper(
+    dataset: Dataset, *, gamma: float, rho0: ArrayLike, psi: float, caps: Array, delta: float = 0.05
+) -> float:
+    """Only the upper bound, for policies whose normalised occupancy is at most `caps`, one for each pair.
+
+    Examples
+    --------
+    >>> log = Dataset([0] * 99, [0] * 99, [0] * 99, [1.0] * 99, [[-1.0]] * 99, n_states=1, n_actions=1)
+    >>> slater_upper(log, gamma=0.5, rho0=[1.0], psi=1, caps=np.ones(1)) < 0
+    True
+    """
+    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
+    return min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta))
+
+
+# ---- The first half proposes ----
+
+
+def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple[Dataset, Dataset, float, Array]:
+    """Every other record of independent ones, so that a sorted log does no harm; the two ends of a trajectory."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    if dataset.n_utilities == 0:
+        raise ValueError("the data set has no utilities, so Slater's condition says nothing about it")
+    if len(dataset) < 2:
+        raise ValueError("the data set has one transition; two halves take at least two")
+    gamma = check.real("gamma", gamma, above=0, below=1)
+    initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
+    if dataset.kind == "independent":
+        return dataset[::2], dataset[1::2], gamma, initial
+    middle = len(dataset) // 2
+    return dataset[:middle], dataset[middle:], gamma, initial
+
+
+def _frequencies(dataset: Dataset) -> Array:
+    mu = np.zeros(dataset.n_states * dataset.n_actions)
+    mu[dataset.pairs] = dataset.counts / len(dataset)
+    return mu
+
+
+def _caps(dataset: Dataset, psi: float | None) -> Array:
+    n_pairs = dataset.n_states * dataset.n_actions
+    return np.ones(n_pairs) if psi is None else psi * _frequencies(dataset)
+
+
+def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region:
+    return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
+
+
+def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None, delta: float) -> Array:
+    """The policy of the best worst utility in the plug-in model, its utilities lowered by how uncertain they are."""
+    model = exact.plug_in(first, gamma, rho0)
+    shape = model.r.shape
+
+    def best(utilities: Array) -> Array:
+        found = programs.penalised_margin(
+            CMDP(model.P, model.r, utilities, gamma, rho0), _region(model, first, psi), 2 / (1 - gamma)
+        )
+        return policies.from_occupancy(found.q.reshape(shape))
+
+    policy = best(model.u)
+    lowered = np.empty_like(model.u)
+    for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
+        width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
+        lowered[i] = np.maximum(-1.0, model.u[i] - width.reshape(shape))
+    return best(lowered)
+
+
+def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
+    """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
+    gamma, worst = model.gamma, -1 / (1 - model.gamma)
+    values = np.empty((model.n_utilities, model.n_states))
+    for i in range(model.n_utilities):
+        W = np.full(model.n_states, worst)
+        width = np.zeros(model.r.size)
+        for _ in range(3):  # the widths depend on W, and hardly change after the first rounds
+            lowered = np.maximum(-1.0, model.u[i].ravel() - width)
+            problem = CMDP(model.P, lowered.reshape(model.r.shape), model.u[:0], gamma, model.rho0)
+            W = np.maximum(worst, _state_values(problem, policy))
+            width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
+        values[i] = W
+    return values
+
+
+def _state_values(model: CMDP, policy: Array) -> Array:
+    """Value of each state under a policy, for the model's reward."""
+    S, A = policy.shape
+    pairs = np.arange(S * A + 1)
+    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
+    return splu(sp.csc_array(sp.eye_array(S) - model.gamma * (choose @ model.P))).solve(choose @ model.r.ravel())
+
+
+# ---- The second half judges ----
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Counts, means and variances of u + gamma W(s') at every pair, and the interval that it must lie in."""
+
+    n: Array
+    mean: Array
+    variance: Array
+    low: float
+    high: float
+    anytime: bool
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, W: Array, gamma: float, *, utility: int | None = None, weights: Array | None = None
+    ) -> _Bounds:
+        size = len(dataset.pairs)
+        total, square = np.zeros(size), np.zeros(size)
+        low, high = -1 + gamma * float(W.min()), 1 + gamma * float(W.max())
+        for begin in range(0, len(dataset), _CHUNK):
+            part = dataset.records[begin : begin + _CHUNK]
+            u = part["u"] @ weights if weights is not None else part["u"][:, utility]
+            y = u + gamma * W[part["s_next"]] - 0.5 * (low + high)  # centred, for the sake of the variance
+            total += np.bincount(part["pair"], weights=y, minlength=size)
+            square += np.bincount(part["pair"], weights=y * y, minlength=size)
+        n = dataset.counts.astype(np.float64)
+        centred = total / np.maximum(n, 1)
+        spread = np.maximum(square - n * centred**2, 0) / np.maximum(n - 1, 1)
+
+        def dense(values: Array) -> Array:
+            array = np.zeros(dataset.n_states * dataset.n_actions)
+            array[dataset.pairs] = values
+            return array
+
+        return cls(
+            dense(n), dense(centred + 0.5 * (low + high)), dense(spread), low, high, dataset.kind != "independent"
+        )
+
+    def half_width(self, delta: float) -> Array:
+        """Half-widths valid for all visited pairs at once with probability 1 - delta, each side; infinite if n < 2."""
+        n = np.maximum(self.n, 2)
+        spent = float(max(1, np.count_nonzero(self.n))) * (n * (n + 1) if self.anytime else np.ones_like(n))
+        length = np.log(2 * spent / delta)
+        width = np.sqrt(2 * self.variance * length / n) + 7 * (self.high - self.low) * length / (3 * (n - 1))
+        return np.where(self.n >= 2, width, np.inf)
+
+    def lower(self, delta: float) -> Array:
+        return np.maximum(self.low, self.mean - self.half_width(delta))
+
+    def upper(self, delta: float) -> Array:
+        return np.minimum(self.high, self.mean + self.half_width(delta))
+
+
+def _lower(first: Dataset, second: Dataset, gamma: float, rho0: Array, policy: Array, delta: float) -> float:
+    """(1-gamma) times the least lower bound of a utility of the policy."""
+    model = exact.plug_in(first, gamma, rho0)
+    found = []
+    for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
+        bound = _Bounds.of(second, W, gamma, utility=i).lower(delta / model.n_utilities)
+        excess = (policy * bound.reshape(policy.shape)).sum(axis=1) - W
+        # Where W is the worst value there is, T W >= W whatever the data says.
+        worst = W <= -1 / (1 - gamma)  # noqa: SIM300
+        excess = np.where(worst, np.maximum(excess, 0), excess)
+        found.append((1 - gamma) * float(rho0 @ W) + float(excess.min()))
+    return min(found)
+
+
+def _upper(
+    first: Dataset, second: Dataset, gamma: float, rho0: Array, psi: float | None, caps: Array, delta: float
+) -> float:
+    """(1-gamma) times the upper bound of the best worst utility under the caps; -inf if they leave no occupancy."""
+    model = exact.plug_in(first, gamma, rho0)
+    # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
+    unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
+    u = model.u.reshape(model.n_utilities, -1).copy()
+    u[:, unseen] = 1.0
+    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), gamma, rho0)
+    where = programs.region(hopeful) if psi is None else programs.region(hopeful, 1.0, caps)
+    margin = programs.penalised_margin(hopeful, where, 2 / (1 - gamma))
+    bound = _Bounds.of(second, margin.V, gamma, weights=margin.weights).upper(delta)
+    gain = bound - np.repeat(margin.V, second.n_actions)
+    order = np.argsort(-gain)
+    room = np.minimum(caps[order], 1.0)
+    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
+    if filled.sum() < 1 - 1e-9:
+        return -math.inf
+    return (1 - gamma) * float(rho0 @ margin.V) + float(filled @ gain[order])
