@@ -259,7 +259,7 @@ class _Bounds:
     def half_width(self, delta: float) -> Array:
         """Half-widths valid for all visited pairs at once with probability 1 - delta, each side; infinite if n < 2."""
         n = np.maximum(self.n, 2)
-        spent = float(max(1, np.count_nonzero(self.n))) * (n * (n + 1) if self.anytime else np.ones_like(n))
+        spent = max(1.0, float((self.n > 0).sum())) * (n * (n + 1) if self.anytime else np.ones_like(n))
         length = np.log(2 * spent / delta)
         width = np.sqrt(2 * self.variance * length / n) + 7 * (self.high - self.low) * length / (3 * (n - 1))
         return np.where(self.n >= 2, width, np.inf)

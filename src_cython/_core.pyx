@@ -93,6 +93,8 @@ cdef class Core:
         self.model.stride = problem.records.strides[0]
         self.model.n_utilities = len(log_lam)
         self.model.gamma = problem.gamma
+        self.model.V_here = problem.V_here
+        self.model.V_next = problem.V_next
         self.model.shift = problem.shift
         self.model.rate_V = problem.rate_V
         self.model.rate_lam = problem.rate_lam

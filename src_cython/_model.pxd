@@ -17,6 +17,8 @@ ctypedef struct Model:
     int64_t stride              # bytes of one record
     int64_t n_utilities
     double gamma
+    double V_here               # coefficient of V(s) in g_x: -1
+    double V_next               # coefficient of V(s') in g_x: gamma
     double shift                # (1 - gamma) kappa: u^kappa = u - shift
     double rate_V               # eta / alpha_V
     double rate_lam             # eta / alpha_lam
