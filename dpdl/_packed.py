@@ -64,8 +64,8 @@ class Packed:
             c=1 / mu_hat,
             log_cap=log_cap,
             gamma=settings.gamma,
-            # g_x holds r - V(s) + gamma V(s'). The paper prints the two coefficients the other way round; they have names
-            # so that the experiments can be run with that slip, and be seen to fail.
+            # g_x holds r - V(s) + gamma V(s'). The paper prints the two coefficients the other way round; they have
+            # names so that the experiments can be run with that slip, and be seen to fail.
             V_here=-1.0,
             V_next=settings.gamma,
             shift=(1 - settings.gamma) * settings.kappa,

@@ -22,7 +22,7 @@ ctypedef struct Multiplier:     # lam of one utility
 
 cdef inline double advantage(double r, const double *u, int64_t n, double V_s, double V_next, const Multiplier *lam,
                              double here, double there, double shift) noexcept nogil:
-    """r - V(s) + gamma V(s') + <u^kappa, lam>, mu_hat(s,a) times the only nonzero entry of g_x: here is -1, there gamma."""
+    """r - V(s) + gamma V(s') + <u^kappa, lam>: mu_hat(s,a) times the one nonzero entry of g_x (here -1, there gamma)"""
     cdef int64_t i
     cdef double total = r + here * V_s + there * V_next
     for i in range(n):

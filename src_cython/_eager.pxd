@@ -114,7 +114,7 @@ cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) n
     cdef int64_t now = e.counters.steps + 1        # the old iterate counts in every average up to this step
     cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
     cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, e.V[s_next].v, e.lam, m.V_here,
-                                       m.V_next, m.shift)
+                                         m.V_next, m.shift)
     cdef int code = update_x(e, m, j, m.rate_x * g_x, now)
     if code != OK:
         return code

@@ -368,7 +368,7 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     cdef double x_old = j.z * frac
     cdef double weight = j.c * x_old                # w = x(s,a) / mu_hat(s,a)
     cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, V[s_next].v, lam, m.V_here, m.V_next,
-                                     m.shift)
+                                      m.shift)
     cdef int code = update_x(f, m, j, x_old, frac, m.rate_x * g_x, now)
     if code != OK:
         return code
