@@ -1,9 +1,11 @@
-"""Problems to try things on: random sparse CMDPs, and a gridworld that a person can look at.
+"""Problems to try things on: random sparse CMDPs, a gridworld that a person can look at, and hard instances.
 
 `garnet` draws a CMDP with few successors per pair whose utilities pull against its reward, shifted so that a known
 policy meets Slater's condition. `hazard_gridworld` is a delivery task with three routes from start to goal: the short
 one crosses fire, the middle one mud, the long one is clean. Fire and mud each have a budget, so that the best policy
 divides its trips among the routes.
+
+The families behind the paper's lower bounds are here too: see `dpdl.hard_instances`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,36 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl.cmdp import CMDP
+from dpdl.hard_instances import (
+    BlockInstance,
+    Blocks,
+    HardInstance,
+    NoSlaterInstance,
+    blocks,
+    hardest_varpi,
+    lower_bound,
+    no_slater,
+    packing,
+    suboptimality_bound,
+    violation_bound,
+)
+
+__all__ = [
+    "BlockInstance",
+    "Blocks",
+    "GridWorld",
+    "HardInstance",
+    "NoSlaterInstance",
+    "blocks",
+    "garnet",
+    "hardest_varpi",
+    "hazard_gridworld",
+    "lower_bound",
+    "no_slater",
+    "packing",
+    "suboptimality_bound",
+    "violation_bound",
+]
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,513 @@
+"""The lower-bound families: every closed form against a linear solve and the LP, and the bounds against the models."""
+
+import dataclasses
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdl import CMDP, instances, theory
+from dpdl._hard_bounds import visits
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+
+
+def draw_policy(rng, shape, spread):
+    return rng.dirichlet(np.full(shape[1], spread), size=shape[0])
+
+
+@st.composite
+def block_instances(draw, repaired=None):
+    """Any admissible S, A, I, C, gamma, theta, varpi; extreme ones often enough."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    flag = draw(st.booleans()) if repaired is None else repaired
+    sizes = [draw(st.integers(4, 11)), draw(st.integers(3, 10)), draw(st.integers(8, 36))]
+    C, gamma = draw(st.floats(2, 50)), draw(st.floats(0.5, 0.99))
+    k, n_c, n_u = instances.blocks(*sizes)
+    most = min(0.5, 0.8 * (1 - gamma) / (gamma * n_c * k)) if flag else 0.5
+    likely = draw(st.sampled_from([0.0, 0.5, 1.0]))  # all minus, mixed, all plus
+    hard = instances.lower_bound(
+        *sizes,
+        C,
+        gamma,
+        theta_c=np.where(rng.random((n_c, k)) < likely, 1, -1),
+        theta_u=np.where(rng.random(n_u) < likely, 1, -1),
+        varpi_c=most * draw(st.floats(0.05, 1)),
+        varpi_u=0.5 * draw(st.floats(0.05, 1)) if n_u else None,
+        repaired=flag,
+    )
+    return hard, rng
+
+
+@st.composite
+def no_slater_instances(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    n, C, gamma = draw(st.integers(4, 30)), draw(st.floats(2, 50)), draw(st.floats(0.5, 0.99))
+    return instances.no_slater(n, C, gamma, varpi=draw(st.floats(0.02, 0.5)), rng=rng), rng
+
+
+FEW = settings(max_examples=30, deadline=None, derandomize=True)
+MORE = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@MORE
+@given(block_instances() | no_slater_instances(), st.sampled_from([0.2, 1.0, 5.0]))
+def test_closed_forms_equal_a_linear_solve(instance, spread):
+    hard, rng = instance
+    policy = draw_policy(rng, hard.mu.shape, spread)
+    value = hard.cmdp.evaluate(policy)
+    np.testing.assert_allclose(hard.occupancy(policy), value.occupancy, **EXACT)
+    np.testing.assert_allclose(hard.utilities(policy), value.utilities, **EXACT)
+    assert hard.violation(policy) == pytest.approx(np.maximum(-value.utilities, 0).sum(), rel=0, abs=1e-10)
+    if isinstance(hard, instances.BlockInstance):
+        assert hard.reward(policy) == pytest.approx(value.reward, rel=0, abs=1e-10)
+
+
+@FEW
+@given(block_instances())
+def test_optimum_equals_the_linear_program(instance):
+    hard, _ = instance
+    best = hard.cmdp.solve()
+    assert best.status == "optimal"
+    assert best.reward == pytest.approx(hard.optimal_value, rel=0, abs=1e-10)
+    value = hard.cmdp.evaluate(hard.optimal_policy)
+    assert value.reward == pytest.approx(hard.optimal_value, rel=0, abs=1e-10)
+    assert hard.is_safe(hard.optimal_policy)
+    # The optimum is unique where there is a choice: a_i and b_i, and a in the unconstrained blocks.
+    n, k = hard.theta_c.shape
+    found, claimed = best.policy[1:-1:4], hard.optimal_policy[1:-1:4]
+    np.testing.assert_allclose(found[:n, : 2 * k], claimed[:n, : 2 * k], atol=1e-7)
+    np.testing.assert_allclose(found[n:, 0], claimed[n:, 0], atol=1e-7)
+
+
+@FEW
+@given(block_instances() | no_slater_instances())
+def test_concentrability_is_as_claimed(instance):
+    hard, _ = instance
+    C = hard.concentrability
+    assert hard.mu.sum() == pytest.approx(1, rel=0, abs=1e-15)
+    assert hard.mu[-1, 0] > 0
+    assert hard.cmdp.concentrability(hard.mu) <= C * (1 + 1e-7)
+    assert hard.cmdp.concentrability(hard.mu) >= C * (1 - 1e-7)  # s_0 alone makes it C
+    q = (1 - hard.cmdp.gamma) * hard.occupancy(hard.optimal_policy)
+    ratio = q[hard.mu > 0] / hard.mu[hard.mu > 0]
+    assert not q[hard.mu == 0].any()
+    assert ratio.max() <= C * (1 + 1e-12)
+    assert ratio.sum() <= theory.sparsity(*hard.mu.shape, hard.cmdp.n_utilities) * C * (1 + 1e-12)
+
+
+@FEW
+@given(block_instances() | no_slater_instances())
+def test_slater_constant_is_as_claimed(instance):
+    hard, _ = instance
+    assert hard.cmdp.slater() == pytest.approx(hard.slater, rel=0, abs=1e-10)
+
+
+@FEW
+@given(block_instances(repaired=True))
+def test_repaired_instances_have_a_slater_policy_that_the_data_covers(instance):
+    """The learning theorem assumes Slater's condition within Pi(C*): e' at every s_0 and e at every s_1 has v0."""
+    hard, _ = instance
+    v0, C = visits(hard.cmdp.gamma)[0], hard.concentrability
+    assert hard.slater > v0 > 2 / 3
+    careful = np.zeros(hard.mu.shape)
+    careful[:, 0] = 1
+    careful[:-1:4, :2] = 0, 1
+    careful[1:-1:4] = np.eye(hard.mu.shape[1])[-1]
+    value = hard.cmdp.evaluate(careful)
+    q = (1 - hard.cmdp.gamma) * value.occupancy
+    assert (1 - hard.cmdp.gamma) * value.utilities.min() >= v0 - 1e-12
+    assert np.all(q <= C * hard.mu * (1 + 1e-12))
+    assert (q > 0).sum() <= theory.sparsity(*hard.mu.shape, hard.cmdp.n_utilities)
+
+
+def test_without_repair_the_data_may_cover_no_slater_policy():
+    hard = instances.lower_bound(4, 3, 8, theta_c=-np.ones((4, 1)), varpi_c=0.5)
+    assert hard.slater > 0.001
+    assert abs(hard.cmdp.slater(hard.concentrability * (1 + 1e-7), hard.mu)) < 1e-7  # room for the LP's tolerance
+
+
+@MORE
+@given(block_instances(repaired=False), st.sampled_from([0.0, 1e-6, -1e-6, 0.3, -0.3]), st.booleans())
+def test_safe_iff_a_below_b_below_its_cap(instance, margin, at_cap):
+    """Near either boundary, on both sides of it, and exactly on it, where only the closed form can tell."""
+    hard, rng = instance
+    n, k = hard.theta_c.shape
+    cap = 1 / (4 * k)
+    policy = draw_policy(rng, hard.mu.shape, 1.0)
+    deciding = policy[1:-1:4]
+    b = cap * rng.uniform(0.2, 0.6, (n, k))
+    a = b * rng.random((n, k))
+    block, pair = rng.integers(n), rng.integers(k)
+    if at_cap:
+        b[block, pair] = cap if margin == 0 else cap * (1 - margin)
+    else:
+        a[block, pair] = b[block, pair] if margin == 0 else b[block, pair] * (1 - margin)
+    deciding[:n, :k], deciding[:n, k : 2 * k] = a, b
+    deciding[:n, -1] = 1 - deciding[:n, :-1].sum(axis=1)
+    assert hard.is_safe(policy) == bool(np.all((a <= b) & (b <= cap))) == (margin >= 0)
+    if margin != 0:
+        assert hard.is_safe(policy) == bool(hard.cmdp.evaluate(policy).utilities.min() >= 0)
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_random_policies_are_judged_as_the_linear_solve_judges_them(repaired):
+    rng, verdicts = np.random.default_rng(5), []
+    for _ in range(60):
+        sizes = rng.integers([4, 3, 8], [12, 10, 36])
+        hard = instances.lower_bound(*sizes, gamma=rng.uniform(0.5, 0.99), repaired=repaired, rng=rng)
+        n, k = hard.theta_c.shape
+        policy = hard.optimal_policy.copy()
+        policy[1 : 4 * n : 4] = np.repeat([1 / (16 * k), 1 / (8 * k), 1 - 3 / 16], [k, k, 1])  # well inside
+        share = 10 ** rng.uniform(-3, 0)
+        policy += share * (draw_policy(rng, policy.shape, rng.choice([0.1, 1.0])) - policy)
+        policy[:-1:4] = np.eye(2 * k + 1)[0]
+        taken = 10 ** rng.uniform(-6, -1, n) if repaired else 0.5  # e' rarely, or it makes everything safe
+        policy[: 4 * n : 4, 0], policy[: 4 * n : 4, 1] = 1 - taken, taken
+        worst = hard.cmdp.evaluate(policy).utilities.min()
+        assert abs(worst) > 1e-12
+        assert hard.is_safe(policy) == bool(worst > 0)
+        verdicts.append(bool(worst > 0))
+    assert 10 <= sum(verdicts) <= 50
+
+
+@MORE
+@given(block_instances(), st.sampled_from([0.1, 1.0]), st.floats(0, 1))
+def test_loss_is_at_least_what_the_errors_in_theta_cost(instance, spread, share):
+    hard, rng = instance
+    policy = share * draw_policy(rng, hard.mu.shape, spread) + (1 - share) * hard.optimal_policy
+    value, gamma = hard.cmdp.evaluate(policy), hard.cmdp.gamma
+    violation = np.maximum(-value.utilities, 0).sum()
+    loss = max(hard.optimal_value - value.reward, 0) + gamma * hard.varpi_c / (1 - gamma) * violation
+    assert hard.loss(policy) == pytest.approx(loss, rel=0, abs=1e-10)
+    assert hard.loss(policy) >= hard.loss_floor(policy) - 1e-14
+    if share > 0.01:
+        assert hard.loss_floor(policy) > 0
+
+
+def test_loss_floor_is_the_lemma_for_a_policy_worked_by_hand():
+    hard = instances.lower_bound(
+        9, 3, 8, gamma=0.5, theta_c=np.ones((4, 1)), theta_u=-np.ones(5), varpi_c=0.4, varpi_u=0.2
+    )
+    policy = hard.optimal_policy.copy()
+    policy[1] = [0.125, 0.25, 0.625]  # 4K pi_c is off by 1/2 in one of four places
+    policy[17] = [0.3, 0.0, 0.7]  # pi_u by 0.3 in one of five
+    v = 0.25 / 3.75
+    assert hard.loss_floor(policy) == pytest.approx(v * (0.4 / 8 * 0.5 / 4 + 0.2 * 0.3 / 5))
+    assert hard.loss(policy) == pytest.approx(v * (0.4 * 0.125 / 4 + 0.2 * 0.3 / 5))  # safe: suboptimality only
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_the_remark_keeps_the_lemma_up_to_the_limit_on_varpi(factor):
+    """The policy that gains most by e' has x = y + m, y = 1/(4K) + m; at the limit its loss is the floor."""
+    gamma, n = 0.9, 4
+    limit = 0.8 * (1 - gamma) / (gamma * n)
+    hard = instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=limit, repaired=True)
+    hard = dataclasses.replace(hard, varpi_c=factor * limit, optimal_value=factor * hard.optimal_value)
+    v0, v1, _ = visits(gamma)
+    policy, taken = hard.optimal_policy.copy(), 1e-3
+    policy[:-1:4, :2] = 1 - taken, taken
+    lift = v0 / (1 - gamma) * taken / (v1 / n)
+    b = 0.25 + lift * (1 - (1 - gamma) * v1 / (4 * n))
+    policy[1:-1:4] = b + lift, b, 1 - 2 * b - lift
+    gap = (hard.loss(policy) - hard.loss_floor(policy)) / hard.loss_floor(policy)
+    assert gap == pytest.approx(0, abs=0.02) if factor == 1 else gap < -0.1
+
+
+def test_beyond_the_limit_the_action_of_the_remark_pays():
+    """The remark calls it a small modification; at varpi_c = 1/2 it moves the optimum to where the data is not."""
+    signs = {"theta_c": np.ones((4, 1)), "gamma": 0.9}
+    plain = instances.lower_bound(4, 3, 8, varpi_c=0.5, **signs)
+    repaired = instances.lower_bound(4, 3, 8, varpi_c=0.01, repaired=True, **signs)
+    printed = CMDP(plain.cmdp.P, repaired.cmdp.r, repaired.cmdp.u, 0.9, plain.cmdp.rho0)
+    best = printed.solve()
+    assert best.reward > 1.5 * plain.optimal_value
+    assert best.policy[0, 1] > 0.01
+    assert printed.concentrability(repaired.mu) > 1.5 * repaired.concentrability
+    with pytest.raises(ValueError, match=r"varpi_c must be > 0 and <= 0\.0222222, got 0\.5"):
+        instances.lower_bound(4, 3, 8, varpi_c=0.5, repaired=True, **signs)
+
+
+def test_model_is_the_one_in_the_paper():
+    theta_c = np.array([[1, -1], [-1, -1]])
+    theta_u = np.array([1, -1, -1, 1, 1, -1])
+    hard = instances.lower_bound(
+        8, 6, 8, 3.0, 0.8, theta_c=theta_c, theta_u=theta_u, varpi_c=0.4, varpi_u=0.3, repaired=False
+    )
+    assert instances.blocks(8, 6, 8) == (2, 2, 6)
+    assert hard.mu.shape == (33, 5)
+    P = hard.cmdp.P.toarray().reshape(33, 5, 33)
+    for block in range(8):
+        s0, s1, plus, minus = range(4 * block, 4 * block + 4)
+        np.testing.assert_allclose(P[s0][:, [s0, s1]], [[1 / 1.2, 0.2 / 1.2]] * 5)
+        np.testing.assert_allclose(P[[plus, minus], :, [plus, minus]], 0.75)
+        np.testing.assert_allclose(P[[plus, minus], :, s0], 0.25)
+        good = [0.5 + 0.2 * theta_c[block, 0], 0.5 + 0.2 * theta_c[block, 1], 0.4, 0.4, 0.5] if block < 2 else None
+        good = [0.5 + 0.15 * theta_u[block - 2], 0.5, 0.5, 0.5, 0.5] if good is None else good
+        np.testing.assert_allclose(P[s1][:, plus], good)
+        np.testing.assert_allclose(P[s1][:, minus], 1 - np.array(good))
+        np.testing.assert_array_equal(hard.cmdp.r[[s0, s1, plus, minus]], np.repeat([[0], [0], [1], [-1]], 5, axis=1))
+        assert hard.cmdp.rho0[s0] == pytest.approx(1 / 4 if block < 2 else 1 / 12)
+        assert not hard.mu[[s0, plus, minus], 1:].any()
+    np.testing.assert_array_equal(P[32, :, 32], 1)
+    assert hard.cmdp.n_utilities == 8
+    assert not hard.mu[9::4, 1:-1][:6].any()  # an unconstrained block has data on a and e alone
+    v0, decide, v = 2 / 2.8, 0.2 * 1.6 / 3.36, 0.64 / 3.36
+    np.testing.assert_allclose(12 * hard.mu[:4, 0], [v0, decide / 8, 0.75 * v, 0.5 * v])  # C/rho = 12
+    np.testing.assert_allclose(12 * hard.mu[1], np.array([1, 1, 1, 1, 8]) * decide / 8)
+    np.testing.assert_allclose(36 * hard.mu[-5:-1, 0], [v0, decide, 0.75 * v, 0.5 * v])
+    np.testing.assert_allclose(36 * hard.mu[-4], [decide, 0, 0, 0, decide])
+    shift = 0.2 * 0.25 * (1.6 / 3.36) / 8
+    u = hard.cmdp.u.reshape(2, 2, 2, 33, 5)
+    np.testing.assert_array_equal(u[0, 1, 0, 5], [-1, 0, 1, 0, 0])
+    np.testing.assert_allclose(u[1, 1, 0, 5], [shift, shift, shift - 1, shift, shift])
+    assert np.count_nonzero(u[0]) == 8
+    np.testing.assert_allclose(np.unique(u[1]), [shift - 1, shift])
+
+
+def test_repair_adds_one_action_that_lifts_every_utility():
+    options = {"gamma": 0.8, "theta_c": np.ones((4, 1)), "varpi_c": 0.01}
+    plain, repaired = (instances.lower_bound(4, 3, 8, **options, repaired=flag) for flag in (False, True))
+    np.testing.assert_array_equal(plain.cmdp.P.toarray(), repaired.cmdp.P.toarray())
+    changed = np.argwhere((plain.cmdp.u != repaired.cmdp.u).any(axis=0)).tolist()
+    assert changed == [[0, 1], [4, 1], [8, 1], [12, 1]]
+    np.testing.assert_array_equal(repaired.cmdp.u[:, :-1:4, 1], 1)
+    np.testing.assert_array_equal(np.argwhere(plain.cmdp.r != repaired.cmdp.r), changed)
+    np.testing.assert_array_equal(repaired.cmdp.r[:-1:4, 1], -1)
+    always = repaired.optimal_policy.copy()
+    always[:-1:4] = [0, 1, 0]
+    assert repaired.is_safe(always)
+    assert repaired.reward(always) < -1
+
+
+@MORE
+@given(no_slater_instances())
+def test_no_slater_has_one_safe_policy(instance):
+    hard, rng = instance
+    n, gamma = len(hard.theta), hard.cmdp.gamma
+    np.testing.assert_array_equal(hard.optimal_policy[3:-1, 1], hard.theta)
+    assert hard.is_safe(hard.optimal_policy)
+    assert hard.cmdp.evaluate(hard.optimal_policy).utilities[0] == pytest.approx(0, abs=1e-12)
+    best = hard.cmdp.solve()
+    assert (best.status, best.reward, hard.optimal_value) == ("optimal", 0, 0)
+    np.testing.assert_allclose(best.policy[3:-1], hard.optimal_policy[3:-1], atol=1e-5)
+    wrong = hard.optimal_policy.copy()
+    state, slip = 3 + rng.integers(n), 10.0 ** rng.uniform(-9, 0)
+    wrong[state] = (1 - slip) * wrong[state] + slip * wrong[state, ::-1]
+    assert not hard.is_safe(wrong)
+    v = gamma**2 / (4 - gamma**2)
+    assert hard.violation(wrong) == pytest.approx(v * hard.varpi * slip / (n * (1 - gamma)), rel=1e-7)
+
+
+def test_no_slater_model_is_the_one_in_the_paper():
+    hard = instances.no_slater(4, 4.0, 0.8, theta=[0, 1, 1, 0], varpi=0.4)
+    P = hard.cmdp.P.toarray().reshape(8, 2, 8)
+    np.testing.assert_allclose(P[0], [[1 / 1.2, 0, 0, *[0.05 / 1.2] * 4, 0]] * 2)
+    np.testing.assert_allclose(P[[1, 2], :, [1, 2]], 0.75)
+    np.testing.assert_allclose(P[[1, 2], :, 0], 0.25)
+    np.testing.assert_allclose(P[3:7, :, 1], [[0.5, 0.3], [0.3, 0.5], [0.3, 0.5], [0.5, 0.3]])
+    np.testing.assert_allclose(P[3:7, :, 2], 1 - P[3:7, :, 1])
+    np.testing.assert_array_equal(P[7, :, 7], 1)
+    np.testing.assert_array_equal(hard.cmdp.u[0], [[0, 0], [1, 1], [-1, -1], *[[0, 0]] * 5])
+    assert not hard.cmdp.r.any()
+    assert not hard.mu[[0, 1, 2, 7], 1].any()
+    np.testing.assert_allclose(4 * hard.mu[:3, 0], [2 / 2.8, 0.64 / 3.36, 0.64 / 3.36])
+    np.testing.assert_allclose(4 * hard.mu[3:7], 0.2 * 1.6 / 3.36 / 4)
+
+
+def divergence(first, second):
+    """KL of one transition from mu under the first model against the second."""
+    P, Q = first.cmdp.P.toarray(), second.cmdp.P.toarray()
+    terms = np.where(P > 0, P * np.log(np.where(P > 0, P, 1) / np.where(P > 0, Q, 1)), 0)
+    return float(first.mu.ravel() @ terms.sum(axis=1))
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 8), (4, 9, 8), (12, 3, 8), (9, 7, 20), (30, 5, 12)])
+@pytest.mark.parametrize("n_samples", [1, 300, 10**6])
+@pytest.mark.parametrize(("C", "gamma"), [(2, 0.5), (10, 0.97)])
+def test_bounds_follow_from_how_alike_neighbouring_models_are(sizes, n_samples, C, gamma):
+    """Assouad's lemma: each sign is wrong by (1 - TV)/2 on average, TV being that of N samples with it flipped."""
+
+    def mean_error(build, theta):
+        flipped = theta.copy().ravel()
+        flipped[0] = 1 - flipped[0] if theta.min() == 0 else -flipped[0]
+        distance = np.sqrt(n_samples * divergence(build(theta), build(flipped.reshape(theta.shape))) / 2)  # Pinsker
+        return (1 - distance) / 2
+
+    k, n_c, n_u = instances.blocks(*sizes)
+    varpi = {"varpi_c": float(instances.hardest_varpi(n_samples, n_c * k, C, gamma))}
+    if n_u:
+        varpi["varpi_u"] = float(instances.hardest_varpi(n_samples, n_u, C, gamma))
+    signs = {"theta_c": np.ones((n_c, k)), "theta_u": np.ones(n_u)}
+    errors = {
+        name: mean_error(
+            lambda theta, name=name: instances.lower_bound(*sizes, C, gamma, **varpi, **(signs | {name: theta})), value
+        )
+        for name, value in signs.items()
+        if value.size
+    }
+    assert min(errors.values()) > 0.39
+    v = gamma**2 / (4 - gamma**2)
+    proved = varpi["varpi_c"] / 8 * errors["theta_c"]
+    if n_u:
+        proved = (proved + varpi["varpi_u"] * errors["theta_u"]) / 2
+    bound = instances.suboptimality_bound(n_samples, *sizes, C, gamma)
+    assert 0 < bound <= v / (1 - gamma) * proved
+
+    n = sizes[0]
+    small = float(instances.hardest_varpi(n_samples, n, C, gamma, "no_slater"))
+    error = mean_error(lambda theta: instances.no_slater(n, C, gamma, theta=theta, varpi=small), np.arange(n) % 2)
+    assert error > 0.39
+    assert 0 < instances.violation_bound(n_samples, n, C, gamma) <= v * small / (1 - gamma) * error
+
+
+def test_bounds_worked_by_hand():
+    v = 0.81 / 3.19
+    # K = 2, S_c = 4, S_u = 16; varpi_c = sqrt(5*5/(0.8e6)) and varpi_u = sqrt(13*5/(0.8e6))
+    expected = v / 0.2 * (np.sqrt(25 / 8e5) / 192 + np.sqrt(65 / 8e5) / 24)
+    assert instances.suboptimality_bound(10**6, 20, 5, 16, 5, 0.9) == pytest.approx(expected)
+    assert instances.suboptimality_bound(1, 20, 5, 16, 5, 0.9) == pytest.approx(v / 0.2 * (0.5 / 192 + 0.5 / 24))
+    assert instances.suboptimality_bound(1, 5, 5, 16, 5, 0.9) == pytest.approx(v / 0.1 * 0.5 / 192)
+    curve = instances.suboptimality_bound([1, 10**6], 20, 5, 16, 5, 0.9, constant=2.0)
+    np.testing.assert_allclose(curve, [20, 2 * np.sqrt(36 * 5 / 1e3)])
+    assert instances.violation_bound(10**6, 20, 5, 0.9) == pytest.approx(v / 2.4 * np.sqrt(17 * 5 / 1.6e6))
+    np.testing.assert_allclose(
+        instances.violation_bound([1, 10**6], 20, 5, 0.9, constant=0.5), [5, 0.5 * np.sqrt(100 / 1e3)]
+    )
+
+
+def test_the_recipe_leaves_a_gap_at_three_pairs():
+    empty = {
+        (S, A, I)
+        for S in range(4, 9)
+        for A in range(3, 16)
+        for I in range(8, 40)
+        if instances.suboptimality_bound(1000, S, A, I, 2, 0.9) == 0
+    }
+    assert empty == {(4, A, I) for A in (7, 8) for I in range(8, 12)}
+    assert instances.blocks(5, 7, 8) == (3, 1, 4)  # from S = 5 on the unconstrained blocks carry the bound
+    worst = instances.suboptimality_bound(1e9, 4, 9, 15, 2, 0.5) / instances.suboptimality_bound(
+        1e9, 4, 9, 15, 2, 0.5, constant=1.0
+    )
+    assert worst == pytest.approx(2.8e-5, rel=0.01)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 9, 13, 16, 17, 24, 40])
+def test_packing_has_the_size_and_distance_of_the_lemma(n):
+    theta = instances.packing(n, rng=n)
+    assert set(np.unique(theta)) <= {-1, 1}
+    assert len(theta) >= np.exp(n / 8)
+    assert min(abs(a - b).sum() for a, b in combinations(theta, 2)) >= n / 2
+    np.testing.assert_array_equal(theta, instances.packing(n, rng=n))
+
+
+@pytest.mark.parametrize(("n", "distance"), [(6, 0.5), (8, 0.25), (10, 0.3)])
+def test_packing_reaches_what_gilbert_and_varshamov_promise(n, distance):
+    radius = int(np.ceil(distance * n)) - 1
+    size = int(np.ceil(2**n / sum(comb(n, k) for k in range(radius + 1))))
+    theta = instances.packing(n, size, distance, rng=0)
+    assert len(theta) == size
+    assert min((a != b).mean() for a, b in combinations(theta, 2)) >= distance
+
+
+def test_packing_of_signs_makes_instances():
+    k, n_c, _ = instances.blocks(4, 5, 16)
+    values = [
+        instances.lower_bound(4, 5, 16, theta_c=theta.reshape(n_c, k), varpi_c=0.3).optimal_value
+        for theta in instances.packing(n_c * k, rng=1)
+    ]
+    assert len(values) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((200,), r"n = 200 asks for exp\(n/8\) vectors, too many to list"),
+        ((4, 17), r"size = 17 vectors of length 4 at distance 0\.25 not found: 16 were"),
+        ((40, 100, 0.5), r"size = 100 vectors of length 40 at distance 0\.5 not found: \d+ were"),
+        ((10, 10**8), "size must be between 1 and 10000000, got 100000000"),
+        ((0,), "n must be between 1"),
+        ((4, 2, 1.5), r"distance must be >= 0 and <= 1, got 1\.5"),
+    ],
+)
+def test_packing_says_what_it_cannot_do(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        instances.packing(*arguments, rng=0)
+
+
+def test_same_seed_same_instance():
+    first, second, other = (instances.lower_bound(9, 5, 12, rng=seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.theta_c, second.theta_c)
+    np.testing.assert_array_equal(first.theta_u, second.theta_u)
+    assert (first.varpi_c, first.varpi_u) == (second.varpi_c, second.varpi_u)
+    np.testing.assert_array_equal(first.cmdp.P.toarray(), second.cmdp.P.toarray())
+    assert first.varpi_c != other.varpi_c
+    one, two = (instances.no_slater(9, rng=np.random.default_rng(3)) for _ in range(2))
+    np.testing.assert_array_equal(one.cmdp.P.toarray(), two.cmdp.P.toarray())
+    with pytest.raises(ValueError, match="read-only"):
+        first.mu[0, 0] = 1
+
+
+def test_null_state_keeps_mass_at_the_least_concentrability():
+    for gamma in np.append(np.linspace(0.5, 0.99, 8), 0.9999):
+        for sizes in [(4, 3, 8), (20, 3, 8)]:
+            varpi = 0.4 * (1 - gamma) / 4
+            hard = instances.lower_bound(*sizes, 2.0, gamma, varpi_c=varpi, repaired=True, rng=0)
+            assert hard.mu[-1, 0] > 0
+        assert instances.no_slater(4, 2.0, gamma, rng=0).mu[-1, 0] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_blocks": 3}, "n_blocks must be between 4 and .*, got 3"),
+        ({"n_actions": 2}, "n_actions must be between 3 and .*, got 2"),
+        ({"n_utilities": 7}, "n_utilities must be between 8 and .*, got 7"),
+        ({"concentrability": 1.9}, r"concentrability must be >= 2, got 1\.9"),
+        ({"gamma": 0.4}, r"gamma must be >= 0\.5 and < 1, got 0\.4"),
+        ({"gamma": 1.0}, r"gamma must be .*, got 1\.0"),
+        ({"varpi_c": 0.0}, r"varpi_c must be > 0 and <= 0\.5, got 0\.0"),
+        ({"varpi_u": 0.6}, r"varpi_u must be > 0 and <= 0\.5, got 0\.6"),
+        ({"n_blocks": 4, "varpi_u": 0.3}, r"varpi_u = 0\.3 has no meaning: n_blocks = 4 leaves no unconstrained block"),
+        ({"theta_c": np.ones((2, 4))}, r"theta_c must have shape \(4, 1\), got \(2, 4\)"),
+        ({"theta_c": [[1], [1], [0], [1]]}, r"theta_c\[2, 0\] = 0\.0 must be -1 or 1"),
+        ({"theta_u": [1, 1, 1, 1, 2]}, r"theta_u\[4\] = 2\.0 must be -1 or 1"),
+    ],
+)
+def test_lower_bound_refuses_by_name(changes, message):
+    arguments = {"n_blocks": 9, "n_actions": 3, "n_utilities": 8, "rng": 0} | changes
+    with pytest.raises(ValueError, match=message):
+        instances.lower_bound(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_blocks": 3}, "n_blocks must be between 4"),
+        ({"concentrability": 1.0}, r"concentrability must be >= 2, got 1\.0"),
+        ({"varpi": 0.51}, r"varpi must be > 0 and <= 0\.5, got 0\.51"),
+        ({"theta": [0, 1, -1, 0]}, r"theta\[2\] = -1\.0 must be 0 or 1"),
+    ],
+)
+def test_no_slater_refuses_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        instances.no_slater(**({"n_blocks": 4} | changes))
+
+
+def test_bounds_and_flags_refuse_by_name():
+    with pytest.raises(TypeError, match="repaired must be True or False, got 1"):
+        instances.lower_bound(4, 3, 8, repaired=1)
+    with pytest.raises(ValueError, match=r"n_samples\[1\] = 0\.0 must be >= 1"):
+        instances.violation_bound([1, 0], 4, 2, 0.9)
+    with pytest.raises(ValueError, match=r"constant must be > 0, got -1\.0"):
+        instances.suboptimality_bound(1, 4, 3, 8, 2, 0.9, constant=-1)
+    with pytest.raises(ValueError, match="family must be one of"):
+        instances.hardest_varpi(1, 4, 2, 0.9, family="other")
+    with pytest.raises(ValueError, match="n_signs must be between 3"):
+        instances.hardest_varpi(1, 2, 2, 0.9)
+    hard = instances.lower_bound(4, 3, 8, rng=0)
+    with pytest.raises(ValueError, match=r"policy\[0\] must sum to 1"):
+        hard.occupancy(np.full(hard.mu.shape, 0.5))
