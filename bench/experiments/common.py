@@ -109,23 +109,25 @@ def in_feasible_set(result: Result) -> bool:
 def with_concentrability(target: float, seed: int, n_states: int = 4, n_actions: int = 3, gamma: float = 0.5) -> Known:
     """A random problem, its constraint active, and a distribution of data with C* = target.
 
-    The distribution lies between one that covers an optimal policy well and one that misses one of its pairs.
+    The distribution lies between one that covers an optimal policy and a safe one well, and one that misses a pair of
+    the optimal policy's.
     """
     rng = np.random.default_rng([seed, 1])
-    while True:
+    for _ in range(1000):
         cmdp = instances.garnet(n_states, n_actions, 1, branching=2, gamma=gamma, slater=0.3, rng=rng)
         best = cmdp.solve()
         if cmdp.unconstrained().solve().reward < best.reward + 0.01:
             continue
-        optimal = (1 - gamma) * best.occupancy
-        near = 0.5 * optimal + 0.5 / optimal.size
+        optimal, even = (1 - gamma) * best.occupancy, np.full(best.occupancy.shape, 1 / best.occupancy.size)
+        careful = (1 - gamma) * cmdp.solve(kappa=0.95 * cmdp.slater() / (1 - gamma)).occupancy
+        near = 0.66 * optimal + 0.3 * careful + 0.04 * even
         far = rng.dirichlet(np.ones(optimal.size)).reshape(optimal.shape)
         far[np.unravel_index(rng.choice(np.flatnonzero(optimal.ravel() > 0.1)), far.shape)] = 0
         far /= far.sum()
         low, high = 0.0, 1 - 1e-4
         if not cmdp.concentrability(near) < target < cmdp.concentrability((1 - high) * near + high * far):
             continue
-        for _ in range(30):
+        for _ in range(25):
             middle = (low + high) / 2
             if cmdp.concentrability((1 - middle) * near + middle * far) < target:
                 low = middle
@@ -134,3 +136,4 @@ def with_concentrability(target: float, seed: int, n_states: int = 4, n_actions:
         known = Known.of(cmdp, (1 - low) * near + low * far)
         if known.slater > 0.1:
             return known
+    raise RuntimeError(f"no problem with C* = {target} was found from seed {seed}")
