@@ -9,7 +9,7 @@ from . import exact, instances, mixing, policy, theory
 from .adaptive import learn_adaptive
 from .cmdp import CMDP
 from .dataset import Dataset, Units
-from .learning import learn
+from .learning import learn, resume
 from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import Level, Point, Result, Status
@@ -40,6 +40,7 @@ __all__ = [
     "learn_adaptive",
     "mixing",
     "policy",
+    "resume",
     "theory",
     "verify",
 ]

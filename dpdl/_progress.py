@@ -1,7 +1,11 @@
-"""A progress bar for runs longer than two seconds, on a terminal only: tqdm where installed, else a plain line."""
+"""A progress bar for runs longer than two seconds, on a terminal only: tqdm where installed, else a plain line.
+
+Where there is no terminal, the logger "dpdl" is told every ten seconds, at level INFO.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -9,6 +13,9 @@ from typing import Any
 
 DELAY = 2.0
 INTERVAL = 0.2
+LOG_INTERVAL = 10.0
+
+log = logging.getLogger("dpdl")
 
 
 class Progress:
@@ -20,10 +27,12 @@ class Progress:
         Number of steps.
     show : bool or None
         None shows the bar if standard error is a terminal.
+    first : int
+        Steps that were taken before.
     """
 
-    def __init__(self, total: int, show: bool | None, label: str = "learning") -> None:
-        self.total, self.label = total, label
+    def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
+        self.total, self.first, self.label = total, first, label
         self.show = sys.stderr is not None and (sys.stderr.isatty() if show is None else show)
         self.started = self.drawn = time.monotonic()
         self.bar: Any = None
@@ -35,19 +44,25 @@ class Progress:
     def update(self, done: int) -> None:
         """Redraw if it is time to."""
         now = time.monotonic()
-        if not self.show or now - self.started < DELAY or now - self.drawn < INTERVAL:
+        if now - self.started < DELAY or now - self.drawn < (INTERVAL if self.show else LOG_INTERVAL):
             return
         self.drawn = now
+        if not self.show:
+            log.info("%s", self._line(done, now))
+            return
         if self.bar is None and self.width == 0:
-            self.bar = _tqdm(self.total, self.label)
+            self.bar = _tqdm(self.total, self.first, self.label)
         if self.bar is not None:
             self.bar.update(done - self.bar.n)
         else:
-            rate = done / (now - self.started)
-            left = (self.total - done) / rate if rate else 0.0
-            line = f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} steps/s  {left:.0f} s left"
+            line = self._line(done, now)
             self.width = max(self.width, len(line))
             print("\r" + line.ljust(self.width), end="", file=sys.stderr, flush=True)
+
+    def _line(self, done: int, now: float) -> str:
+        rate = (done - self.first) / (now - self.started)
+        left = (self.total - done) / rate if rate else 0.0
+        return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} steps/s  {left:.0f} s left"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,9 +73,9 @@ class Progress:
             print("\r" + " " * self.width + "\r", end="", file=sys.stderr, flush=True)
 
 
-def _tqdm(total: int, label: str) -> Any:
+def _tqdm(total: int, first: int, label: str) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=total, desc=label, unit="step", unit_scale=True, leave=False, file=sys.stderr)
+    return tqdm(total=total, initial=first, desc=label, unit="step", unit_scale=True, leave=False, file=sys.stderr)

@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _validation as check
 from . import theory
+from ._setup import estimated_mixing_time
 from .dataset import Dataset
-from .learning import Callback, estimated_mixing_time, learn
+from .learning import Callback, learn
 from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import MESSAGES, Level, Point, Result, Status

@@ -4,17 +4,19 @@ Python validates, allocates and decides; everything here trusts its inputs, runs
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.math cimport exp
+from libc.math cimport INFINITY, exp
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 from numpy.random cimport bitgen_t
 
+import threading
 from collections import namedtuple
 
 import numpy as np
 
 cimport _duals
 cimport _eager
+cimport _interrupt
 cimport _kkt
 cimport _lazy
 cimport _model
@@ -40,6 +42,8 @@ cdef enum:
     AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes that the caches hold anyway
 
+BLOCK_SIZE = BLOCK
+
 VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
 MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
 
@@ -58,6 +62,41 @@ def aligned(n, dtype):
     raw = np.zeros(size + 128, dtype=np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip:skip + size].view(dtype)
+
+
+watching_lock = threading.Lock()
+cdef int64_t watchers = 0       # runs under way
+cdef bint watching = False
+
+
+cdef class Interrupts:
+    """While open, SIGINT is counted on its way to Python, so that a run in any thread sees it.
+
+    `seen` says whether one came since this was opened; on a platform without sigaction, never.
+    """
+
+    cdef int64_t before
+
+    def __enter__(self):
+        global watchers, watching
+        with watching_lock:
+            if watchers == 0:
+                watching = _interrupt.dpdl_watch()
+            watchers += 1
+        self.before = _interrupt.dpdl_interrupt_count()
+        return self
+
+    def __exit__(self, *exception):
+        global watchers, watching
+        with watching_lock:
+            watchers -= 1
+            if watchers == 0 and watching:
+                _interrupt.dpdl_unwatch()
+                watching = False
+
+    @property
+    def seen(self):
+        return _interrupt.dpdl_interrupt_count() != self.before
 
 
 cdef bitgen_t *bits_of(object bit_generator) except NULL:
@@ -85,6 +124,10 @@ cdef class Core:
     cdef _model.Counters *counters
     cdef readonly object problem, V_rows, lam_rows, counts
     cdef readonly Sampler sampler
+    # Draws made ahead of the steps that will use them; those from `used` on wait for the next call of `run`.
+    cdef int64_t records[BLOCK]
+    cdef int32_t initial[BLOCK]
+    cdef int64_t used, drawn
 
     def __init__(self, problem, Sampler sampler, V, log_lam):
         self.problem = problem
@@ -110,31 +153,79 @@ cdef class Core:
         self.lam_rows["log"] = log_lam
         self.lam_rows["lam"] = np.exp(log_lam)
         self.counts = aligned(len(COUNTERS), np.int64)
+        self.used = self.drawn = 0
         self.V = <_duals.Value *> address(self.V_rows)
         self.lam = <_duals.Multiplier *> address(self.lam_rows)
         self.counters = <_model.Counters *> address(self.counts)
 
-    def run(self, int64_t n):
-        """Take n steps; return a code, OK unless the arithmetic failed (the state is then that of the last step)."""
-        cdef int64_t records[BLOCK]
-        cdef int32_t initial[BLOCK]
-        cdef int64_t block
+    def run(self, int64_t n, double seconds=INFINITY):
+        """Take n steps, or fewer if time runs out or a SIGINT is counted.
+
+        Returns a code, OK unless the arithmetic failed (the state is then that of the last step). Where a call stops
+        has no influence on the numbers.
+        """
+        cdef int64_t block, done
         cdef int code = _kkt.OK
+        cdef _interrupt.Patience patience
+        patience.deadline = _interrupt.dpdl_clock() + seconds
+        patience.interrupts = _interrupt.dpdl_interrupt_count()
+        patience.work = 0
         with self.sampler.bit_generator.lock, nogil:
             while n > 0 and code == _kkt.OK:
-                block = BLOCK if n > BLOCK else n
-                _random.fill(&self.sampler.draws, records, initial, block)
-                code = self.advance(records, initial, block)
-                n -= block
+                if self.used == self.drawn:
+                    self.drawn = BLOCK if n > BLOCK else n
+                    self.used = 0
+                    _random.fill(&self.sampler.draws, self.records, self.initial, self.drawn)
+                block = min(self.drawn - self.used, n)
+                done = self.counters.steps
+                code = self.advance(self.records + self.used, self.initial + self.used, block, &patience)
+                done = self.counters.steps - done
+                self.used += done
+                n -= done
+                if done < block:
+                    break
         return code
 
-    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
+                     _interrupt.Patience *patience) noexcept nogil:
+        """Take n steps, or fewer if patience ends."""
         return _kkt.OK
+
+    cdef inline bint enough(self, _interrupt.Patience *patience, int64_t k) noexcept nogil:
+        return _interrupt.enough(patience, k, self.counters.refreshes + self.counters.rebases + self.counters.jumps)
 
     @property
     def n_steps(self):
         """Steps taken."""
         return int(self.counts[0])
+
+    def state(self):
+        """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
+        waiting = slice(self.used, self.drawn)
+        return {
+            "V": np.stack([self.V_rows[name] for name in ("v", "sum", "low")]),
+            "V_since": self.V_rows["since"].copy(),
+            "lam": np.stack([self.lam_rows[name] for name in ("log", "lam", "sum", "low")]),
+            "counters": self.counts.copy(),
+            "records_ahead": np.asarray(<int64_t[:BLOCK]> self.records)[waiting].copy(),
+            "initial_ahead": np.asarray(<int32_t[:BLOCK]> self.initial)[waiting].copy(),
+            "position": np.array([self.sampler.draws.position], dtype=np.int64),
+            "permutation": self.sampler.permutation.copy(),
+        }
+
+    def restore(self, state):
+        """Put back what `state` gave, on a core that was made of the same problem; sizes must be right."""
+        for name, values in zip(("v", "sum", "low"), state["V"], strict=True):
+            self.V_rows[name] = values
+        self.V_rows["since"] = state["V_since"]
+        for name, values in zip(("log", "lam", "sum", "low"), state["lam"], strict=True):
+            self.lam_rows[name] = values
+        self.counts[:] = state["counters"]
+        self.used, self.drawn = 0, len(state["records_ahead"])
+        np.asarray(<int64_t[:BLOCK]> self.records)[:self.drawn] = state["records_ahead"]
+        np.asarray(<int32_t[:BLOCK]> self.initial)[:self.drawn] = state["initial_ahead"]
+        self.sampler.draws.position = state["position"][0]
+        self.sampler.permutation[:] = state["permutation"]
 
     @property
     def diagnostics(self):
@@ -198,12 +289,13 @@ cdef class EagerCore(Core):
         self.eager.refresh = refresh
         _eager.recompute_sums(&self.eager)
 
-    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
+                     _interrupt.Patience *patience) noexcept nogil:
         cdef int64_t k
         cdef int code
         for k in range(n):
             code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
-            if code != _kkt.OK:
+            if code != _kkt.OK or self.enough(patience, k):
                 return code
         return _kkt.OK
 
@@ -285,7 +377,8 @@ cdef class LazyCore(Core):
             _lazy.refresh(&self.lazy, 0)
         self.counts[:] = 0
 
-    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n) noexcept nogil:
+    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
+                     _interrupt.Patience *patience) noexcept nogil:
         cdef int64_t k
         cdef int code
         for k in range(n):
@@ -293,9 +386,30 @@ cdef class LazyCore(Core):
                 self.prefetch(records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
-            if code != _kkt.OK:
+            if code != _kkt.OK or self.enough(patience, k):
                 return code
         return _kkt.OK
+
+    def state(self):
+        """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
+        lazy = &self.lazy
+        return super().state() | {
+            "x": np.stack([self.members[name] for name in ("log_z", "z", "acc", "low")]),
+            "frame": self.frame[:3].copy(),
+            "moments": self.moments.copy(),
+            "sums": np.array([lazy.total.high, lazy.total.low, lazy.weighted.high, lazy.weighted.low]),
+            "steps": np.array([lazy.since, lazy.next_refresh], dtype=np.int64),
+        }
+
+    def restore(self, state):
+        """Put back what `state` gave, on a core that was made of the same problem; sizes must be right."""
+        super().restore(state)
+        for name, values in zip(("log_z", "z", "acc", "low"), state["x"], strict=True):
+            self.members[name] = values
+        self.frame[:3] = state["frame"]
+        self.moments[:] = state["moments"]
+        self.lazy.total.high, self.lazy.total.low, self.lazy.weighted.high, self.lazy.weighted.low = state["sums"]
+        self.lazy.since, self.lazy.next_refresh = state["steps"]
 
     cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
                               int64_t n) noexcept nogil:

@@ -1,0 +1,82 @@
+"""When to stop in the middle of a run: a clock, and Ctrl-C as seen from any thread.
+
+Python tells its main thread alone about SIGINT, and only between bytecodes. So while any run is under way, a handler
+counts the signal and hands it on to the one that was there before, Python's as a rule: the main thread still gets its
+KeyboardInterrupt, and a run looks at the count between two steps, wherever it runs.
+"""
+
+from libc.stdint cimport int64_t
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <time.h>
+    #if defined(_WIN32)
+    static volatile long dpdl_interrupts = 0;
+    static int dpdl_watch(void) { return 0; }
+    static void dpdl_unwatch(void) { }
+    static inline double dpdl_clock(void) {
+        struct timespec t;
+        timespec_get(&t, TIME_UTC);
+        return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    }
+    #else
+    #include <signal.h>
+    static volatile sig_atomic_t dpdl_interrupts = 0;
+    static struct sigaction dpdl_before;
+    static void dpdl_count(int number, siginfo_t *info, void *context) {
+        dpdl_interrupts = (sig_atomic_t)((unsigned)dpdl_interrupts + 1u);
+        if (dpdl_before.sa_flags & SA_SIGINFO) {
+            if (dpdl_before.sa_sigaction) dpdl_before.sa_sigaction(number, info, context);
+        } else if (dpdl_before.sa_handler != SIG_DFL && dpdl_before.sa_handler != SIG_IGN) {
+            dpdl_before.sa_handler(number);
+        }
+    }
+    /* Count SIGINT from now on; 0 if it is ignored or has its default effect: then nobody is there to hand it on to. */
+    static int dpdl_watch(void) {
+        struct sigaction ours;
+        if (sigaction(SIGINT, NULL, &dpdl_before)) return 0;
+        if (!(dpdl_before.sa_flags & SA_SIGINFO)
+            && (dpdl_before.sa_handler == SIG_DFL || dpdl_before.sa_handler == SIG_IGN)) return 0;
+        ours = dpdl_before;
+        ours.sa_sigaction = dpdl_count;
+        ours.sa_flags |= SA_SIGINFO;
+        return sigaction(SIGINT, &ours, NULL) == 0;
+    }
+    /* Put back what was there, unless somebody else has replaced our handler since. */
+    static void dpdl_unwatch(void) {
+        struct sigaction now;
+        if (sigaction(SIGINT, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == dpdl_count)
+            sigaction(SIGINT, &dpdl_before, NULL);
+    }
+    static inline double dpdl_clock(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    }
+    #endif
+    static inline int64_t dpdl_interrupt_count(void) { return (int64_t)dpdl_interrupts; }
+    """
+    int dpdl_watch() noexcept nogil
+    void dpdl_unwatch() noexcept nogil
+    double dpdl_clock() noexcept nogil
+    int64_t dpdl_interrupt_count() noexcept nogil
+
+ctypedef struct Patience:
+    double deadline             # on dpdl_clock; infinite if there is none
+    int64_t interrupts          # the count when the run began
+    int64_t work                # events so far of those that take O(pairs)
+
+
+cdef enum:
+    GLANCE = 256                # steps between two looks at the clock, when all of them are quick
+
+
+cdef inline bint enough(Patience *p, int64_t k, int64_t work) noexcept nogil:
+    """Whether to stop after the k-th step of a block; `work` counts refreshes, rebases and jumps, which may be slow."""
+    if dpdl_interrupt_count() != p.interrupts:
+        return True
+    if k % GLANCE != GLANCE - 1 and work == p.work:
+        return False
+    p.work = work
+    return dpdl_clock() >= p.deadline
