@@ -7,6 +7,7 @@ CMDP", 2022).
 
 from . import exact, instances, mixing, policy, theory
 from .adaptive import learn_adaptive
+from .builder import DatasetBuilder
 from .cmdp import CMDP
 from .dataset import Dataset, Units
 from .learning import learn
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CMDP",
     "Dataset",
+    "DatasetBuilder",
     "Level",
     "Point",
     "Premise",
