@@ -11,6 +11,7 @@ from .builder import DatasetBuilder
 from .cmdp import CMDP
 from .dataset import Dataset, Units
 from .learning import learn
+from .parquet import from_parquet
 from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import Level, Point, Result, Status
@@ -37,6 +38,7 @@ __all__ = [
     "estimate_reference",
     "estimate_slater",
     "exact",
+    "from_parquet",
     "instances",
     "learn",
     "learn_adaptive",
