@@ -7,9 +7,11 @@ CMDP", 2022).
 
 from . import exact, instances, mixing, policy, theory
 from .adaptive import learn_adaptive
+from .builder import DatasetBuilder
 from .cmdp import CMDP
 from .dataset import Dataset, Units
 from .learning import learn, resume
+from .parquet import from_parquet
 from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import Level, Point, Result, Status
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CMDP",
     "Dataset",
+    "DatasetBuilder",
     "Level",
     "Point",
     "Premise",
@@ -35,6 +38,7 @@ __all__ = [
     "estimate_reference",
     "estimate_slater",
     "exact",
+    "from_parquet",
     "instances",
     "learn",
     "learn_adaptive",

@@ -1,7 +1,9 @@
 """What the compiled core reads: coordinates, bounds and rates, laid out once before the first step.
 
-A coordinate is a pair that the log or the reference has seen. All other pairs share mu_hat = floor, are never sampled
-and move by one common factor for ever, so together they are one more coordinate, the last, that holds their total mass.
+A coordinate is a pair in the table of the log or seen by the reference. All other pairs share mu_hat = floor, are never
+sampled and move by one common factor for ever, so together they are one more coordinate, the last, that holds their
+total mass. A part of a log has the table of the whole: pairs in it that the part never visits are coordinates like any
+other, which are never sampled.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Packed:
     def build(cls, dataset: Dataset, reference: Reference, settings: Resolved) -> Packed:
         """Lay out a run."""
         S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
-        # The log's own pairs come first, in its order, so that records need no translation.
-        pairs = np.concatenate([dataset.pairs, np.setdiff1d(reference.pairs, dataset.pairs, assume_unique=True)])
+        # The log's table comes first, in its order, so that records need no translation.
+        pairs = np.concatenate([dataset.table, np.setdiff1d(reference.pairs, dataset.table, assume_unique=True)])
         mu_hat = reference.at(pairs)
         state = (pairs // A).astype(np.int32)
         if len(pairs) < S * A:
@@ -57,7 +59,7 @@ class Packed:
         if len(pairs) < S * A:
             log_cap[-1] += np.log(S * A - len(pairs))
         packed = cls(
-            records=dataset.records.view(np.uint8).reshape(len(dataset), -1),
+            records=dataset.records[:, None].view(np.uint8),  # never a copy, even of every third record
             pairs=pairs,
             n_pairs=S * A,
             state=state,

@@ -96,6 +96,21 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """Check True or False.
+
+    Examples
+    --------
+    >>> flag("overwrite", 1)
+    Traceback (most recent call last):
+        ...
+    TypeError: overwrite must be True or False, got 1
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def numbers_array(
     name: str,
     values: ArrayLike,
@@ -104,10 +119,12 @@ def numbers_array(
     at_least: float = -np.inf,
     at_most: float = np.inf,
     hint: str = "",
+    first: int = 0,
 ) -> NDArray[np.float64]:
     """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
 
-    `hint` is added to the message of an out-of-range value: what the caller may do about it.
+    `hint` is added to the message of an out-of-range value: what the caller may do about it. `first` is the index that
+    the message gives to the first row, for a part of something longer.
 
     Examples
     --------
@@ -121,18 +138,26 @@ def numbers_array(
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
     check_shape(name, array, shape)
-    _first_offence(name, array, ~np.isfinite(array), "must be finite")
+    _first_offence(name, array, ~np.isfinite(array), "must be finite", first)
     if at_least > -np.inf:
-        _first_offence(name, array, array < at_least, f"must be >= {at_least:g}{hint}")
+        _first_offence(name, array, array < at_least, f"must be >= {at_least:g}{hint}", first)
     if at_most < np.inf:
-        _first_offence(name, array, array > at_most, f"must be <= {at_most:g}{hint}")
+        _first_offence(name, array, array > at_most, f"must be <= {at_most:g}{hint}", first)
     return array
 
 
 def indices(
-    name: str, values: ArrayLike, bound: int, *, shape: tuple[int | None, ...] = (None,), dtype: DTypeLike = np.int32
+    name: str,
+    values: ArrayLike,
+    bound: int,
+    *,
+    shape: tuple[int | None, ...] = (None,),
+    dtype: DTypeLike = np.int32,
+    first: int = 0,
 ) -> NDArray[Any]:
     """Check an array of whole numbers in ``0 .. bound - 1``; floats and booleans are refused even when whole.
+
+    `first` is the index that a message gives to the first row, for a part of something longer.
 
     Examples
     --------
@@ -147,7 +172,7 @@ def indices(
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold whole numbers, got dtype {array.dtype}")
     check_shape(name, array, shape)
-    _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}")
+    _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}", first)
     return np.ascontiguousarray(array, dtype=dtype)
 
 
@@ -225,8 +250,8 @@ def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
         raise ValueError(f"{name} is not a regular array: {error}") from None
 
 
-def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str) -> None:
+def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str, first: int) -> None:
     if offends.any():
         index = tuple(int(k) for k in np.unravel_index(int(np.argmax(offends)), array.shape))
-        where = f"[{', '.join(map(str, index))}]" if index else ""
+        where = f"[{', '.join(map(str, (first + index[0], *index[1:])))}]" if index else ""
         raise ValueError(f"{name}{where} = {array[index].item()!r} {rule}")

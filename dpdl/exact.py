@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _linear_programs as programs
 from dpdl import _validation as check
 from dpdl import policy as policies
+from dpdl._records import chunks
 from dpdl._saddle import gap, lagrangian_gradient, penalised_objective, saddle_value
 
 if TYPE_CHECKING:
@@ -263,26 +264,23 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
     """
     from dpdl.cmdp import CMDP
 
-    n_states, n_actions = dataset.n_states, dataset.n_actions
-    counts = np.bincount(dataset.pair, minlength=len(dataset.pairs))
-    unseen = np.setdiff1d(np.arange(n_states * n_actions), dataset.pairs, assume_unique=True)
-    rows = np.concatenate([dataset.pairs[dataset.pair], unseen])
-    columns = np.concatenate([dataset.s_next, unseen // n_actions])
-    weights = np.concatenate([1 / counts[dataset.pair], np.ones(len(unseen))])
-
-    def means(values: Array) -> Array:
-        table = np.full(n_states * n_actions, -1.0)
-        totals = np.bincount(dataset.pair, weights=values, minlength=len(counts))
-        table[dataset.pairs] = np.clip(totals / counts, -1, 1)  # a mean of ones may round above one
-        return table.reshape(n_states, n_actions)
-
-    return CMDP(
-        P=sp.coo_array((weights, (rows, columns)), shape=(n_states * n_actions, n_states)),
-        r=means(dataset.r),
-        u=np.array([means(column) for column in dataset.u.T]).reshape(-1, n_states, n_actions),
-        gamma=gamma,
-        rho0=rho0,
-    )
+    n_states, n_pairs = dataset.n_states, dataset.n_states * dataset.n_actions
+    # In chunks: memory goes with the pairs and the distinct transitions, not with the length of the log.
+    moves, totals = sp.csr_array((n_pairs, n_states)), np.zeros((1 + dataset.n_utilities, n_pairs))
+    for part in chunks(dataset.records, at_least=n_pairs):
+        flat = dataset.table[part["pair"]]
+        moves += sp.coo_array((np.ones(len(flat)), (flat, part["s_next"])), shape=moves.shape).tocsr()
+        for total, values in zip(totals, (part["r"], *part["u"].T), strict=True):
+            total += np.bincount(flat, weights=values, minlength=n_pairs)
+    counts = np.zeros(n_pairs)
+    counts[dataset.pairs] = dataset.counts
+    unseen = np.flatnonzero(counts == 0)
+    moves += sp.coo_array((np.ones(len(unseen)), (unseen, unseen // dataset.n_actions)), shape=moves.shape).tocsr()
+    counts[unseen], totals[:, unseen] = 1, -1
+    moves.data /= np.repeat(counts, np.diff(moves.indptr))
+    means = np.clip(totals / counts, -1, 1)  # a mean of ones may round above one
+    r, *u = means.reshape(-1, n_states, dataset.n_actions)
+    return CMDP(P=moves, r=r, u=np.reshape(u, (-1, *r.shape)), gamma=gamma, rho0=rho0)
 
 
 def _state_occupancy(cmdp: CMDP, policy: Array) -> Array:

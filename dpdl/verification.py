@@ -19,13 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _validation as check
 from . import theory
+from ._records import chunks
 from .dataset import Dataset
 from .result import Result
 
 Array = NDArray[np.float64]
-
-#: Records taken at a time: what bounds the memory of a pass over a log of any size.
-CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,9 @@ def verify(
     problem = settings.problem(*sizes)
     rho0 = check.initial_distribution(rho0, initial_states, dataset.n_states)
 
-    weight = result.coordinates.at(dataset.pairs) / reference.at(dataset.pairs)
+    weight = result.coordinates.at(dataset.table) / reference.at(dataset.table)
     reward, utilities, flow = _means(dataset, weight, settings.gamma)
-    utilities = utilities - (1 - settings.gamma) * settings.kappa * (dataset.counts @ weight / len(dataset))
+    utilities = utilities - (1 - settings.gamma) * settings.kappa * (dataset.table_counts @ weight / len(dataset))
     residual = flow - rho0
     norm = float(abs(residual).sum())
     flow_margin = theory.flow_threshold(problem, eps) - norm
@@ -141,11 +139,10 @@ def _means(dataset: Dataset, weight: Array, gamma: float) -> tuple[float, Array,
     """Means of r w, u w and w (1[s] - gamma 1[s_next]) over the log, chunk by chunk."""
     n, S = len(dataset), dataset.n_states
     reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S)
-    for first in range(0, n, CHUNK):
-        part = dataset.records[first : first + CHUNK]
+    for part in chunks(dataset.records):
         w = weight[part["pair"]]
         reward += float(part["r"] @ w)
         utilities += w @ part["u"]
         np.add.at(inflow, part["s_next"], w)
-    outflow = np.bincount(dataset.pairs // dataset.n_actions, weights=dataset.counts * weight, minlength=S)
+    outflow = np.bincount(dataset.table // dataset.n_actions, weights=dataset.table_counts * weight, minlength=S)
     return reward / n, utilities / n, (outflow - gamma * inflow) / n

@@ -72,6 +72,9 @@ def test_a_cut_is_a_valid_log_of_its_own():
             # The constructor checks every boundary.
             again = Dataset(cut.s, cut.a, cut.s_next, cut.r, cut.u, n_states=4, n_actions=2, starts=cut.starts)
             assert set(first + again.starts[1:]) == {k for k in log.starts if first < k < last}
+            middle = (last - first) // 2  # a part of a part
+            assert cut[middle:].starts.tolist() == log[first + middle : last].starts.tolist()
+            assert cut[middle:].kind == log[first + middle : last].kind
 
 
 def test_a_trajectory_is_not_cut_with_gaps():

@@ -1,0 +1,293 @@
+"""Parquet in and out: nothing is lost on the way, and what cannot be read is named."""
+
+import json
+import os
+import re
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from dpdl import Dataset, DatasetBuilder, _records, from_parquet
+from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
+
+SIZES = {"n_states": 4, "n_actions": 3}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(params=[7, _records.CHUNK], ids=["chunks", "whole"])
+def _chunk(request, monkeypatch):
+    monkeypatch.setattr(_records, "CHUNK", request.param)
+
+
+def table(kind="independent", n_utilities=1, **changes):
+    """A log as another program would have written it, and the starts that belong to it."""
+    data, starts = columns(kind, n_utilities)
+    u = data.pop("u")
+    if not changes.keys() & {"u", "fire"}:
+        data |= {f"u_{i}": u[:, i] for i in range(n_utilities)}
+    if starts is not None:
+        data["episode"] = np.searchsorted(starts, np.arange(60), side="right") * 11
+    return pa.table(data | changes)
+
+
+def write(folder, contents, name="log.parquet", **options):
+    pq.write_table(contents, folder / name, **options)
+    return folder / name
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n_utilities", "costs"), [(0, False), (1, False), (3, False), (3, True)])
+def test_out_and_back_is_the_same_log(tmp_path, kind, n_utilities, costs):
+    log = make_log(kind, n_utilities, costs)
+    log.to_parquet(tmp_path / "log.parquet")
+    again = from_parquet(tmp_path / "log.parquet", tmp_path / "log")
+    assert_same(again, log)
+    assert again.path == tmp_path / "log"
+    log.save(tmp_path / "saved")
+    assert contents(tmp_path / "log") == contents(tmp_path / "saved")
+    nothing_else(tmp_path, "log.parquet", "log", "saved")
+
+
+def test_a_part_goes_out_and_back_as_a_log_of_its_own(tmp_path):
+    part = make_log("trajectories", 2)[10:45]
+    part.to_parquet(tmp_path / "log.parquet")
+    again = from_parquet(tmp_path / "log.parquet", tmp_path / "log")
+    assert again.fingerprint == part.fingerprint
+    assert again.starts.tolist() == part.starts.tolist()
+
+
+def test_the_columns_are_what_a_reader_expects(tmp_path):
+    log = make_log("trajectories", 2)
+    log.to_parquet(tmp_path / "log.parquet")
+    found = pq.read_table(tmp_path / "log.parquet")
+    assert found.column_names == ["s", "a", "s_next", "episode", "r", "u_0", "u_1"]
+    for name in ("s", "a", "s_next", "r"):
+        np.testing.assert_array_equal(found[name].to_numpy(), getattr(log, name))
+    assert np.flatnonzero(np.diff(found["episode"].to_numpy(), prepend=-1)).tolist() == log.starts.tolist()
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_another_program_make_the_log_of_their_columns(tmp_path, kind):
+    data, starts = columns(kind, 2)
+    expected = Dataset(**data, **SIZES, starts=starts)
+    episode = None if starts is None else "episode"
+    source = table(kind, 2)
+    for name, written in {
+        "plain": source,
+        "small": source.set_column(0, "s", source["s"].cast(pa.uint8())),
+        "coded": source.set_column(1, "a", source["a"].dictionary_encode()),
+    }.items():
+        file = write(tmp_path, written, f"{name}.parquet", row_group_size=13)
+        assert_same(from_parquet(file, tmp_path / name, **SIZES, episode=episode), expected)
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float64()), pa.list_(pa.float64(), 2)])
+def test_utilities_may_be_a_column_of_lists(tmp_path, kind):
+    data, _ = columns("independent", 2)
+    lists = pa.array(data["u"].tolist(), kind)
+    file = write(tmp_path, table(n_utilities=2, u=lists, elsewhere=lists))
+    expected = Dataset(**data, **SIZES)
+    for name, u in (("default", None), ("named", "u"), ("other", "elsewhere")):
+        assert_same(from_parquet(file, tmp_path / name, **SIZES, u=u), expected)
+    assert from_parquet(file, tmp_path / "none", **SIZES, u=[]).n_utilities == 0
+
+
+def test_columns_may_have_other_names(tmp_path):
+    data, starts = columns("trajectories", 2)
+    names = {"s": "state", "a": "action", "s_next": "next", "r": "reward", "u_0": "fire", "u_1": "mud"}
+    source = table("trajectories", 2)
+    source = source.rename_columns([names.get(name, name) for name in source.column_names])
+    episodes = pa.array([f"run {k}" for k in source["episode"].to_pylist()])
+    file = write(tmp_path, source.append_column("run", episodes))
+    chosen = {"s": "state", "a": "action", "s_next": "next", "r": "reward", "u": ["fire", "mud"], "episode": "run"}
+    assert_same(from_parquet(file, tmp_path / "log", **SIZES, **chosen), Dataset(**data, **SIZES, starts=starts))
+    only_mud = from_parquet(file, tmp_path / "mud", **SIZES, **(chosen | {"u": "mud"}))
+    np.testing.assert_array_equal(only_mud.u[:, 0], data["u"][:, 1])
+
+
+@pytest.mark.usefixtures("_chunk")
+def test_several_files_are_one_log_and_a_trajectory_may_go_on_in_the_next(tmp_path):
+    data, starts = columns("trajectories", 1)
+    source = table("trajectories", 1)
+    (tmp_path / "parts").mkdir()
+    files = [
+        write(tmp_path / "parts", source.slice(first, last - first), f"{k}.parquet")
+        for k, (first, last) in enumerate([(0, 25), (25, 25), (25, 40), (40, 60)])
+    ]
+    expected = Dataset(**data, **SIZES, starts=starts)
+    for name, several in {
+        "list": files,
+        "folder": tmp_path / "parts",
+        "text": str(tmp_path / "parts"),
+        "dataset": pyarrow.dataset.dataset(tmp_path / "parts", format="parquet"),
+    }.items():
+        assert_same(from_parquet(several, tmp_path / name, **SIZES, episode="episode"), expected)
+
+
+def test_files_of_ours_are_whole_trajectories_one_after_another(tmp_path):
+    log = make_log("trajectory", 1)
+    for name in ("0.parquet", "1.parquet"):
+        log.to_parquet(tmp_path / name)
+    twice = from_parquet(tmp_path, tmp_path / "log")
+    assert twice.starts.tolist() == [0, 60]
+    np.testing.assert_array_equal(twice[60:].s, log.s)
+
+
+def test_costs_become_utilities(tmp_path):
+    data, starts = columns("trajectory", 2)
+    rule = {"limits": [0.5, 1.5], "gamma": GAMMA, "normalised": True}
+    costs = 5 * data.pop("u")
+    source = table("trajectory", 2, fire=costs[:, 0], mud=costs[:, 1])
+    options = {"u": ["fire", "mud"], "episode": "episode", **rule, **SIZES}
+    log = from_parquet(write(tmp_path, source), tmp_path / "log", **options)
+    assert_same(log, Dataset.from_costs(**data, costs=costs, **rule, **SIZES, starts=starts))
+    log.to_parquet(tmp_path / "again.parquet")
+    assert_same(from_parquet(tmp_path / "again.parquet", tmp_path / "again"), log)
+
+
+def with_null(values, row):
+    return pa.array([None if k == row else value for k, value in enumerate(values)])
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"s": with_null([0] * 60, 41)}, ValueError, "column 's' is null in row 41 of the log"),
+        ({"r": with_null([0.0] * 60, 0)}, ValueError, "column 'r' is null in row 0 of the log"),
+        ({"u_0": with_null([0.0] * 60, 59)}, ValueError, "column 'u_0' is null in row 59 of the log"),
+        ({"episode": with_null([1] * 60, 20)}, ValueError, "column 'episode' is null in row 20 of the log"),
+        ({"u": with_null([[0.0, 1.0]] * 60, 33)}, ValueError, "column 'u' is null in row 33 of the log"),
+        ({"u": pa.array([[0.0, 1.0]] * 59 + [[0.0, None]])}, ValueError, "column 'u' is null in row 59 of the log"),
+        ({"u": pa.array([[0.0, 1.0]] * 50 + [[0.0]] * 10)}, ValueError, "column 'u' has 1 numbers in row 50 of the"),
+        ({"u": pa.array([["a"]] * 60)}, TypeError, "column 'u' must hold lists of real numbers, got string"),
+        ({"s": pa.array([0.0] * 60)}, TypeError, "column 's' must hold whole numbers, got double"),
+        ({"a": pa.array([True] * 60)}, TypeError, "column 'a' must hold whole numbers, got bool"),
+        ({"r": pa.array(["1"] * 60)}, TypeError, "column 'r' must hold real numbers, got string"),
+        ({"u_0": pa.array([[1.0]] * 60)}, TypeError, "column 'u_0' must hold real numbers, got list"),
+        (
+            {"episode": pa.array([1.0] * 60)},
+            TypeError,
+            "column 'episode' must hold whole numbers or strings, got double",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_read_are_named(tmp_path, changes, error, message):
+    file = write(tmp_path, table(**changes))
+    episode = "episode" if "episode" in changes else None
+    with pytest.raises(error, match=f"^{re.escape(f'{file}: {message}')}"):
+        from_parquet(file, tmp_path / "log", **SIZES, episode=episode)
+    nothing_else(tmp_path, "log.parquet")
+
+
+@pytest.mark.usefixtures("_chunk")
+def test_values_that_are_refused_are_named_by_their_place_in_the_log(tmp_path):
+    r = np.zeros(60)
+    r[44] = 3.0
+    files = [write(tmp_path, table(), "0.parquet"), write(tmp_path, table(r=r), "1.parquet")]
+    with pytest.raises(ValueError, match=r"^r\[104\] = 3.0 must be <= 1"):
+        from_parquet(files, tmp_path / "log", **SIZES)
+    with pytest.raises(ValueError, match=r"^s_next\[2\] = 2 but s\[3\] = 1: a trajectory ends there"):
+        from_parquet(files, tmp_path / "log", **SIZES, episode="a", s_next="s")
+    nothing_else(tmp_path, "0.parquet", "1.parquet")
+
+
+def test_what_is_missing_or_too_much_is_named(tmp_path):
+    file = write(tmp_path, table())
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: there is no column 'state' among "):
+        from_parquet(file, tmp_path / "log", **SIZES, s="state")
+    with pytest.raises(TypeError, match=r"^give n_actions: the source does not say it$"):
+        from_parquet(file, tmp_path / "log", n_states=4)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+        from_parquet(file, tmp_path / "log", **SIZES, scale=2)
+    with pytest.raises(ValueError, match=r"^source has no Parquet files$"):
+        from_parquet([], tmp_path / "log", **SIZES)
+    with pytest.raises(TypeError, match=r"^source must be a path, paths or a pyarrow Dataset, got int$"):
+        from_parquet(3, tmp_path / "log", **SIZES)
+    with pytest.raises(FileNotFoundError):
+        from_parquet(tmp_path / "nowhere.parquet", tmp_path / "log", **SIZES)
+    empty = write(tmp_path, table().slice(0, 0), "empty.parquet")
+    with pytest.raises(ValueError, match=r"^source has no rows$"):
+        from_parquet(empty, tmp_path / "log", **SIZES)
+    nothing_else(tmp_path, "log.parquet", "empty.parquet")
+
+
+def test_a_file_that_says_what_it_is_must_not_be_contradicted(tmp_path):
+    log = make_log("trajectory", 1, costs=True)
+    log.to_parquet(tmp_path / "one.parquet")
+    assert_same(from_parquet(tmp_path / "one.parquet", tmp_path / "log", **SIZES), log)
+    with pytest.raises(ValueError, match=r"^n_states = 5 differs from 4, which the source says$"):
+        from_parquet(tmp_path / "one.parquet", tmp_path / "other", n_states=5)
+    with pytest.raises(TypeError, match=r"^reward_scale must be left out: the source was written by dpdl"):
+        from_parquet(tmp_path / "one.parquet", tmp_path / "other", reward_scale=2.0)
+    make_log("trajectory", 1).to_parquet(tmp_path / "two.parquet")
+    with pytest.raises(ValueError, match=r"two.parquet: its metadata 'dpdl' differs from that of .*one.parquet$"):
+        from_parquet([tmp_path / "one.parquet", tmp_path / "two.parquet"], tmp_path / "other")
+    good = json.loads(pq.read_schema(tmp_path / "one.parquet").metadata[b"dpdl"])
+    for text in ("{", json.dumps(good | {"n_states": 0}), json.dumps(good | {"more": 1}), "[]"):
+        damaged = pq.read_table(tmp_path / "one.parquet").replace_schema_metadata({"dpdl": text})
+        with pytest.raises(ValueError, match=r"damaged.parquet: its metadata 'dpdl' is not what dpdl writes"):
+            from_parquet(write(tmp_path, damaged, "damaged.parquet"), tmp_path / "other")
+    damaged = damaged.replace_schema_metadata({"dpdl": json.dumps(good | {"units": good["units"] | {"gamma": 2}})})
+    with pytest.raises(ValueError, match="units: gamma must be > 0 and < 1"):
+        from_parquet(write(tmp_path, damaged, "damaged.parquet"), tmp_path / "other")
+    nothing_else(tmp_path, "one.parquet", "two.parquet", "damaged.parquet", "log")
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    file = write(tmp_path, table())
+    raw = file.read_bytes()
+    for damaged in (raw[:-3], raw[: len(raw) // 2], b"", raw[:4] + bytes(len(raw) - 600) + raw[4 + len(raw) - 600 :]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: "):
+            from_parquet(file, tmp_path / "log", **SIZES)
+    nothing_else(tmp_path, "log.parquet")
+
+
+def test_a_file_that_exists_is_replaced_only_on_request(tmp_path):
+    log = make_log()
+    log.to_parquet(tmp_path / "log.parquet")
+    with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
+        log.to_parquet(tmp_path / "log.parquet")
+    log[:5].to_parquet(tmp_path / "log.parquet", overwrite=True)
+    log.save(tmp_path / "log")
+    with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
+        from_parquet(tmp_path / "log.parquet", tmp_path / "log")
+    assert len(from_parquet(tmp_path / "log.parquet", tmp_path / "log", overwrite=True)) == 5
+    with pytest.raises(OSError, match="could not be written"):
+        log.to_parquet(tmp_path / "log", overwrite=True)
+    with pytest.raises(OSError, match="could not be written"):
+        log.to_parquet(tmp_path / "log.parquet" / "log")
+    nothing_else(tmp_path, "log.parquet", "log")
+
+
+def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for attempt in (
+        lambda: make_log().to_parquet(tmp_path / "log.parquet"),
+        lambda: from_parquet(tmp_path / "log.parquet", tmp_path / "log", **SIZES),
+    ):
+        with pytest.raises(ImportError, match=r"^Parquet files need pyarrow: pip install 'dpdl\[parquet\]'$"):
+            attempt()
+
+
+def test_a_builder_may_be_fed_by_hand(tmp_path):
+    """What `from_parquet` does, for sources that it does not know."""
+    data, _ = columns("independent", 1)
+    file = pq.ParquetFile(write(tmp_path, table()))
+    with DatasetBuilder(tmp_path / "log", **SIZES, n_utilities=1) as builder:
+        for batch in file.iter_batches(batch_size=9):
+            s, a, s_next, r, u = (column.to_numpy() for column in batch.columns)
+            builder.append(s, a, s_next, r, u[:, None])
+    assert_same(Dataset.open(tmp_path / "log"), Dataset(**data, **SIZES))
