@@ -51,7 +51,7 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -
     plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]
     text = json.dumps(header | {"arrays": described}).encode()
-    parts = [
+    parts: list[Any] = [
         _PREFIX.pack(MAGIC, VERSION, len(text)),
         text,
         *(array.reshape(-1).view(np.uint8).data for array in plain.values()),

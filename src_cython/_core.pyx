@@ -425,15 +425,16 @@ cdef class LazyCore(Core):
         if k + AHEAD < n:
             _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
-    def _fraction(self):
-        """f_i = x_i / z_i as a logarithm, for every pair."""
-        b = self.members["bin"]
-        return -(self.frame[0][b] + self.members["d"] * self.frame[1][b])
-
     @property
     def log_x(self):
         """Logarithm of the present x."""
-        return self.members["log_z"] + self._fraction()
+        out = np.empty(self.lazy.n)
+        cdef double[::1] log_x = out
+        cdef int64_t k
+        with nogil:
+            for k in range(self.lazy.n):
+                log_x[k] = _lazy.log_of(&self.lazy, &self.lazy.member[k])
+        return out
 
     @property
     def x(self):
@@ -443,13 +444,17 @@ cdef class LazyCore(Core):
     @property
     def x_sum(self):
         """The sum of x over the iterates before each step taken."""
-        members, b = self.members, self.members["bin"]
-        past = np.zeros(len(members))
-        for q in self.moments[1].T[_lazy.DEGREE::-1]:
-            past *= members["d"]
-            past += q[b]
-        quiet = self.n_steps - self.lazy.since
-        return members["acc"] + (members["low"] + members["z"] * past) + quiet * self.x
+        out = np.empty(self.lazy.n)
+        cdef double[::1] total = out
+        cdef int64_t k
+        cdef double quiet = <double> (self.counters.steps - self.lazy.since)
+        cdef _lazy.Member *i
+        with nogil:
+            for k in range(self.lazy.n):
+                i = &self.lazy.member[k]
+                total[k] = (i.acc.high + (i.acc.low + i.z * _lazy.past_of(&self.lazy, i))
+                            + quiet * exp(_lazy.log_of(&self.lazy, i)))
+        return out
 
     @property
     def kept_sums(self):

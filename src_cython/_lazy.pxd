@@ -97,6 +97,11 @@ cdef inline double fraction(const Lazy *f, const Member *i) noexcept nogil:
     return f.factor[i.bin] * exp(-i.d * tau)
 
 
+cdef inline double log_of(const Lazy *f, const Member *i) noexcept nogil:
+    """log x_i."""
+    return i.log_z - (f.shift[i.bin] + i.d * f.tau[i.bin])
+
+
 cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
     """sum_k d_i^k q_{b,k}: the sum of f_i over the steps before the last shift."""
     cdef const double *q = f.past + ROW * i.bin
