@@ -33,13 +33,11 @@ from . import _linear_programs as programs
 from . import _validation as check
 from . import exact
 from . import policy as policies
+from ._records import chunks
 from .cmdp import CMDP
 from .dataset import Dataset
 
 Array = NDArray[np.float64]
-
-#: Records taken at a time.
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -234,22 +232,21 @@ class _Bounds:
     def of(
         cls, dataset: Dataset, W: Array, gamma: float, *, utility: int | None = None, weights: Array | None = None
     ) -> _Bounds:
-        size = len(dataset.pairs)
+        size = len(dataset.table)
         total, square = np.zeros(size), np.zeros(size)
         low, high = -1 + gamma * float(W.min()), 1 + gamma * float(W.max())
-        for begin in range(0, len(dataset), _CHUNK):
-            part = dataset.records[begin : begin + _CHUNK]
+        for part in chunks(dataset.records, at_least=size):
             u = part["u"] @ weights if weights is not None else part["u"][:, utility]
             y = u + gamma * W[part["s_next"]] - 0.5 * (low + high)  # centred, for the sake of the variance
             total += np.bincount(part["pair"], weights=y, minlength=size)
             square += np.bincount(part["pair"], weights=y * y, minlength=size)
-        n = dataset.counts.astype(np.float64)
+        n = dataset.table_counts.astype(np.float64)
         centred = total / np.maximum(n, 1)
         spread = np.maximum(square - n * centred**2, 0) / np.maximum(n - 1, 1)
 
         def dense(values: Array) -> Array:
             array = np.zeros(dataset.n_states * dataset.n_actions)
-            array[dataset.pairs] = values
+            array[dataset.table] = values
             return array
 
         return cls(

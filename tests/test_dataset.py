@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpdl import _records as module
-from dpdl import estimate_reference, exact, learn, verify
+from dpdl import estimate_reference, estimate_slater, exact, learn, verify
 from dpdl.dataset import Dataset, record_dtype
 from problems import random_log
 
@@ -234,6 +234,9 @@ def test_a_slice_is_in_every_use_the_log_of_those_rows(part, chunk, monkeypatch)
     results = [learn(log, **options, rng=0) for log in (cut, own)]
     np.testing.assert_allclose(results[0].x_mean, results[1].x_mean, rtol=1e-9)
     np.testing.assert_allclose(results[0].last.log_x, results[1].last.log_x, rtol=0, atol=1e-8)
+    margins = [estimate_slater(log, gamma=0.9, rho0=rho0, psi=2) for log in (cut, own)]
+    for name in ("estimate", "lower", "upper"):
+        assert getattr(margins[0], name) == pytest.approx(getattr(margins[1], name), abs=1e-9)
     found = [verify(results[0], log, rho0=rho0, eps=0.1) for log in (cut, own)]
     assert found[0].reward == pytest.approx(found[1].reward, rel=1e-13)
     np.testing.assert_allclose(found[0].flow_residual, found[1].flow_residual, rtol=0, atol=1e-13)
