@@ -270,8 +270,8 @@ def test_a_numerical_failure_is_reported_with_the_steps_taken(monkeypatch):
     core = learning._core.LazyCore
 
     class Failing(core):
-        def run(self, n):
-            super().run(min(n, 500 - self.n_steps))
+        def run(self, n, seconds):
+            super().run(min(n, 500 - self.n_steps), seconds)
             return 1 if self.n_steps == 500 else 0
 
     monkeypatch.setattr(learning._core, "LazyCore", Failing)
@@ -342,7 +342,7 @@ def test_tqdm_where_it_is_installed(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("impatient")
 def test_the_bar_is_closed_when_the_run_is_stopped(monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "_tqdm", lambda total, label: None)
+    monkeypatch.setattr(_progress, "_tqdm", lambda total, first, label: None)
 
     def stop(result):
         if result.n_steps == 2000:
