@@ -123,6 +123,10 @@ def best_margin(cmdp: CMDP, where: Region) -> float:
         ),
         upper=np.append(where.upper, np.inf),
     )
+    if solution is None and restricted:
+        # The region holds an occupancy only within TOLERANCE, and HiGHS asks for a tenth of that: let the flow give.
+        q = penalised_margin(cmdp, where, 1e4 / (1 - cmdp.gamma)).q
+        return float((cmdp.u.reshape(len(utility), -1) @ q).min())
     return float(solved(solution, "largest worst utility")[-1]) - 1
 
 

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 
 from dpdl import _linear_programs as programs
-from dpdl import exact
+from dpdl import exact, instances
 from dpdl.cmdp import CMDP
 from dpdl.dataset import Dataset
 from dpdl.instances import garnet
@@ -411,3 +411,12 @@ def test_plug_in_converges_to_the_model():
         errors.append(abs(model.solve().reward - best))
     assert errors[1] < 0.02 * best
     assert errors[1] < errors[0]
+
+
+def test_slater_is_found_where_the_region_leaves_no_room_at_all():
+    """At psi = C* exactly the region holds an occupancy only within roundings, and HiGHS finds it infeasible."""
+    hard = instances.lower_bound(
+        4, 3, 8, 2.0, 0.98828125, theta_c=-np.ones((4, 1)), varpi_c=0.0002964426877470356, repaired=True
+    )
+    roomy = hard.cmdp.slater(2.0 * (1 + 1e-7), hard.mu)
+    assert roomy - 1e-5 < hard.cmdp.slater(2.0, hard.mu) < roomy
