@@ -15,6 +15,7 @@ the radii, E_P(t) <= E_Q(t) + e (K_t + K_inf)/2. The least t that makes this a q
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from scipy.spatial.distance import pdist
 
 from . import _validation as check
 from ._mixing_chain import EXACT_STATES, mixing_time_dense, stationary_of
+from ._records import chunks
 from .dataset import Dataset
 
 Array = NDArray[np.float64]
@@ -89,11 +91,14 @@ def estimate_mixing_time(states: Any, n_states: int | None = None, delta: float 
     >>> estimate_mixing_time(states[:100], n_states=2).message
     'too short to tell: the 44 visits to state 0 leave its row uncertain by 0.76 in the 1-norm'
     """
-    sources, targets, size = _transitions(states, n_states)
+    parts, size = _transitions(states, n_states)
     delta = check.real("delta", delta, above=0, below=1)
     if size > EXACT_STATES:
         return MixingEstimate(None, math.inf, False, f"too many states: {size}, at most {EXACT_STATES} are dealt with")
-    counts = np.bincount(sources * size + targets, minlength=size * size).reshape(size, size).astype(np.float64)
+    counts = np.zeros((size, size))
+    for sources, targets in parts:
+        flat = sources.astype(np.int64) * size + targets
+        counts += np.bincount(flat, minlength=size * size).reshape(size, size)
     visits = counts.sum(axis=1)
     smoothed = (counts + 1 / size) / (visits + 1)[:, None]
     estimate = float(mixing_time_dense(smoothed, stationary_of(sp.csr_array(smoothed)), _THRESHOLD))
@@ -144,18 +149,21 @@ def _upper(Q: Array, radius: float) -> float:
     return math.inf
 
 
-def _transitions(states: Any, n_states: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return where each transition leads from and to, and the number of states."""
+def _transitions(states: Any, n_states: int | None) -> tuple[Iterable[tuple[NDArray[Any], NDArray[Any]]], int]:
+    """Return where transitions lead from and to, in parts, and the number of states."""
     if isinstance(states, Dataset):
         if n_states is not None and n_states != states.n_states:
             raise ValueError(f"n_states = {n_states} must be that of the Dataset, {states.n_states}, or be left out")
         if states.kind == "independent":
             raise ValueError("states is a Dataset of independent transitions, not of trajectories; see its starts")
-        return states.s.astype(np.int64), states.s_next.astype(np.int64), states.n_states
+        state = states.table // states.n_actions
+        size = states.n_states
+        parts = chunks(states.records, at_least=min(size, EXACT_STATES) ** 2)
+        return ((state[part["pair"]], part["s_next"]) for part in parts), size
     if n_states is None:
         raise TypeError("n_states must be given unless states is a Dataset")
     size = check.whole("n_states", n_states, at_least=1, at_most=2**31 - 1)
     path = check.indices("states", states, size, dtype=np.int64)
     if len(path) < 2:
         raise ValueError(f"states must hold at least two states, got {len(path)}")
-    return path[:-1], path[1:], size
+    return [(path[:-1], path[1:])], size
