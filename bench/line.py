@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from dpdl import exact, instances, learn, theory
+from dpdl import Settings, exact, instances, learn
 
 PSI, SLATER, RECORDS_PER_PAIR, STEPS = 20.0, 0.1, 20, 10_000_000
 
@@ -25,22 +25,9 @@ def compare(n_states: int, n_actions: int, seed: int) -> str:
     began = time.perf_counter()
     solution = exact.plug_in(log, cmdp.gamma, cmdp.rho0).solve()
     lp_seconds = time.perf_counter() - began
-    sizes = theory.Problem(n_states, n_actions, 2, cmdp.gamma, SLATER, PSI)
+    settings = Settings.practical(n_states, n_actions, 2, gamma=cmdp.gamma, slater=SLATER, psi=PSI, T=STEPS, kappa=0.1)
     began = time.perf_counter()
-    result = learn(
-        log,
-        gamma=cmdp.gamma,
-        psi=PSI,
-        slater=SLATER,
-        T=STEPS,
-        kappa=0.1,
-        alpha_V=50 * theory.scale_V(sizes),
-        alpha_lam=0.3 * theory.scale_lam(sizes),
-        alpha_x=5e-4 * theory.scale_x(sizes),
-        radius_V=1.5 / (1 - cmdp.gamma),
-        rho0=cmdp.rho0,
-        rng=seed,
-    )
+    result = learn(log, settings, rho0=cmdp.rho0, rng=seed)
     seconds = time.perf_counter() - began
     rows = [cmdp.evaluate(policy) for policy in (solution.policy, result.policy)]
     cells = "".join(f"{100 * row.reward / best:>9.1f}% {row.utilities.min():>8.3f}" for row in rows)

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import __version__, theory
+from . import __version__
 from .cmdp import Evaluation
 from .dataset import Dataset
 from .instances import GridWorld, hazard_gridworld
 from .learning import learn
 from .result import Result
+from .settings import Settings
 
 Array = NDArray[np.float64]
 
-#: The demo's choice: psi a little above C*, some conservatism, and scales of the step that suit a budget of 10^7 steps
-#: rather than the theorem's. They are factors on the theorem's scales.
+#: The demo's choice: psi a little above C*, some conservatism.
 PSI, KAPPA, SLATER = 8.0, 0.1, 0.15
-FACTOR_V, FACTOR_LAM, FACTOR_X = 50.0, 0.3, 5e-4
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,10 @@ def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int 
     rng = np.random.default_rng(seed)
     behaviour = grid.behaviour()
     log = cmdp.rollout(n_transitions, behaviour, rng=rng)
-    sizes = theory.Problem(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities, cmdp.gamma, SLATER, PSI)
+    sizes = cmdp.n_states, cmdp.n_actions, cmdp.n_utilities
+    settings = Settings.practical(*sizes, gamma=cmdp.gamma, slater=SLATER, psi=PSI, T=n_steps, kappa=KAPPA, floor=1e-5)
     began = time.perf_counter()
-    result = learn(
-        log,
-        gamma=cmdp.gamma,
-        psi=PSI,
-        slater=SLATER,
-        kappa=KAPPA,
-        floor=1e-5,
-        T=n_steps,
-        alpha_V=FACTOR_V * theory.scale_V(sizes),
-        alpha_lam=FACTOR_LAM * theory.scale_lam(sizes),
-        alpha_x=FACTOR_X * theory.scale_x(sizes),
-        radius_V=1.5 / (1 - cmdp.gamma),
-        rho0=cmdp.rho0,
-        rng=rng,
-    )
+    result = learn(log, settings, rho0=cmdp.rho0, rng=rng)
     seconds = time.perf_counter() - began
     policies = {
         "behaviour (made the log)": behaviour,
