@@ -1,0 +1,65 @@
+"""Theorem lower-bound-demo: on the hard family no learner loses less than the bound; and DPDL's loss keeps falling.
+
+The loss is L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, whose mean over random signs is at least the proof's
+bound at the proof's varpi (`dpdl._hard_bounds` on means and maxima). Two learners must lie above it at every N. The
+module `hard` here says why that is only half of a test, and what the other half is: at varpi = 1/2 the loss of DPDL
+must fall at least like N^(-0.4), where the upper bound has N^(-1/2).
+
+The family is that of the remark, with Slater's constant above 2/3; without the remark's action it is of the order of
+10^-3, and the theorem's own step sizes stand still. That action is also what DPDL loses most by: it starts with half of
+its weight there, at a reward of -1, and the average of its iterates forgets that like N^(-1/2). The table has the loss
+through wrong signs next to it, which is smaller and falls later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpdl import instances
+from dpdl.instances import BlockInstance
+
+from .common import Outcome, each
+from .hard import Bounded, Learners, untaught
+
+TITLE = "on the hard family no learner beats the lower bound, and DPDL's loss falls"
+SIZES = (12, 3, 8)  # blocks, actions, utilities: four constrained blocks and eight others
+C, GAMMA = 2.0, 0.5
+
+
+def instance(varpi_c: float, varpi_u: float, seed: int) -> BlockInstance:
+    rng = np.random.default_rng([seed, 1])
+    return instances.lower_bound(*SIZES, C, GAMMA, varpi_c=varpi_c, varpi_u=varpi_u, repaired=True, rng=rng)
+
+
+def run(quick: bool) -> Outcome:
+    n_pairs, n_constrained, n_unconstrained = instances.blocks(*SIZES)
+    n_signs = n_pairs * n_constrained
+    plain = (0.8 * (1 - GAMMA) / (GAMMA * n_signs), 0.5)  # the largest varpi_c and varpi_u that the family admits
+    example = instance(*plain, seed=0)
+    learners = Learners(example.slater)
+    sizes = learners.sizes(example, example.loss(untaught(example)), (1, 2, 4) if quick else (1, 2, 4, 8, 16))
+    n_seeds = 2 if quick else 10
+
+    def hardest(n: int) -> tuple[float, float]:
+        return tuple(float(instances.hardest_varpi(n, k, C, GAMMA)) for k in (n_signs, n_unconstrained))
+
+    def losses(task: tuple[int, int]) -> tuple[float, float, float, float, float]:
+        n, seed = task
+        here = instance(*hardest(n), seed)
+        log = here.cmdp.sample(n, here.mu, rng=np.random.default_rng([seed, n]))
+        hidden = here.loss(learners.dpdl(here, log, seed)), here.loss(learners.plug_in(here, log))
+        here = instance(*plain, seed)
+        log = here.cmdp.sample(n, here.mu, rng=np.random.default_rng([seed, n, 1]))
+        policy = learners.dpdl(here, log, seed)
+        return *hidden, here.loss(policy), here.loss_floor(policy), here.violation(policy)
+
+    found = np.array([each(losses, [(n, seed) for seed in range(n_seeds)]) for n in sizes])
+    dpdl, plug_in, learned, signs, violation = np.moveaxis(found, 2, 0)
+    return Bounded(
+        sizes,
+        instances.suboptimality_bound(np.array(sizes), *SIZES, C, GAMMA),
+        learners.upper(example, sizes),
+        (dpdl, plug_in),
+        learned,
+        {"its signs": signs.mean(axis=1), "violation": violation.mean(axis=1)},
+    ).outcome("lower", TITLE, "loss")
