@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpdl import learning, theory
+from dpdl import theory
+from dpdl._packed import Packed
 from dpdl.reference import Reference
 
 # Behind the tests' own folder: both have a module `problems`, which no experiment imports.
@@ -24,8 +25,8 @@ def run(name):
 
 def sabotage(monkeypatch, change):
     """Change what the compiled core reads."""
-    build = learning.Packed.build
-    monkeypatch.setattr(learning.Packed, "build", lambda *args: change(build(*args)))
+    build = Packed.build
+    monkeypatch.setattr(Packed, "build", lambda *args: change(build(*args)))
 
 
 @pytest.mark.parametrize("name", ["reference", "variance", "lower", "slater"])
