@@ -14,8 +14,10 @@ sum to one) and a V. For every occupancy min_i J^u_i <= <w, J^u> = rho0 V + sum 
 E[<w, u> + gamma V(s') | s, a] - V(s). With the upper bounds of g, the largest such sum is a knapsack: pairs in order
 of g, each filled to its cap, until nu sums to 1/(1-gamma).
 
-In a trajectory the number of records of a pair depends on what they were; failure delta/(n (n+1)) is then spent on each
-n, which sums to delta.
+In a trajectory the number of records of a pair depends on what they were, and so does which pairs have any: failure
+delta/(S A n (n+1)) is then spent on each pair and each n, which sums to delta. Of independent records the pairs come
+first, so to speak, and delta is shared by those that occur. For the same reason proposals know nothing of the second
+half, not even how often it visits a pair.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class SlaterEstimate:
     Attributes
     ----------
     estimate : float
-        The Slater constant of the plug-in model, without any guarantee.
+        The Slater constant of the plug-in model, without any guarantee: -inf if no policy of that model keeps within
+        psi of where the data lies, NaN if HiGHS could not tell, as may happen with gamma above 0.999999.
     lower : float
         Some policy (`policy`, to be precise) has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as
         `slater` if it is positive; if not, the log does not show that any policy is safe.
@@ -88,7 +91,7 @@ def estimate_slater(
         Distribution of the initial state, or a log of initial states; one of the two.
     psi : float, optional
         Ask only for policies whose occupancy is at most psi/(1-gamma) times the empirical distribution of the pairs.
-        The lower bound's policy keeps to that in the plug-in model.
+        The lower bound's policy keeps to that in the plug-in model of the first half, or as nearly as it can.
     delta : float, optional
         Failure probability of each bound. They are finite-sample bounds: valid for any log, and wide for a short one.
 
@@ -112,9 +115,12 @@ def estimate_slater(
     caps = _caps(dataset, psi)
     policy = _careful_policy(first, gamma, rho0, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
-    found = programs.penalised_margin(whole, _region(whole, dataset, psi), 2 / (1 - gamma))
+    try:
+        estimate = programs.best_margin(whole, _region(whole, dataset, psi))
+    except RuntimeError:
+        estimate = math.nan
     return SlaterEstimate(
-        estimate=float((whole.u.reshape(whole.n_utilities, -1) @ found.q).min()),
+        estimate=estimate,
         lower=max(-1.0, _lower(first, second, gamma, rho0, policy, delta)),
         upper=min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta)),
         policy=policy,
@@ -134,6 +140,9 @@ def slater_upper(
     True
     """
     first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
+    psi = check.real("psi", psi, at_least=1)
+    caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
+    delta = check.real("delta", delta, above=0, below=1)
     return min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta))
 
 
@@ -149,6 +158,8 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     if len(dataset) < 2:
         raise ValueError("the data set has one transition; two halves take at least two")
     gamma = check.real("gamma", gamma, above=0, below=1)
+    if dataset.units.gamma is not None and dataset.units.gamma != gamma:
+        raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
     initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
     if dataset.kind == "independent":
         return dataset[::2], dataset[1::2], gamma, initial
@@ -177,10 +188,12 @@ def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None
     shape = model.r.shape
 
     def best(utilities: Array) -> Array:
-        found = programs.penalised_margin(
-            CMDP(model.P, model.r, utilities, gamma, rho0), _region(model, first, psi), 2 / (1 - gamma)
-        )
-        return policies.from_occupancy(found.q.reshape(shape))
+        changed = CMDP(model.P, model.r, utilities, gamma, rho0)
+        try:
+            q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
+        except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
+            q = _frequencies(first)
+        return policies.from_occupancy(q.reshape(shape))
 
     policy = best(model.u)
     lowered = np.empty_like(model.u)
@@ -256,8 +269,8 @@ class _Bounds:
     def half_width(self, delta: float) -> Array:
         """Half-widths valid for all visited pairs at once with probability 1 - delta, each side; infinite if n < 2."""
         n = np.maximum(self.n, 2)
-        spent = max(1.0, float((self.n > 0).sum())) * (n * (n + 1) if self.anytime else np.ones_like(n))
-        length = np.log(2 * spent / delta)
+        shares = n.size * n * (n + 1) if self.anytime else np.full_like(n, max(1, int(np.count_nonzero(self.n))))
+        length = np.log(2 * shares) - math.log(delta)
         width = np.sqrt(2 * self.variance * length / n) + 7 * (self.high - self.low) * length / (3 * (n - 1))
         return np.where(self.n >= 2, width, np.inf)
 
@@ -286,19 +299,27 @@ def _upper(
     first: Dataset, second: Dataset, gamma: float, rho0: Array, psi: float | None, caps: Array, delta: float
 ) -> float:
     """(1-gamma) times the upper bound of the best worst utility under the caps; -inf if they leave no occupancy."""
+    V, weights = _prices(first, gamma, rho0, psi)
+    bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
+    gain = bound - np.repeat(V, second.n_actions)
+    order = np.argsort(-gain)
+    room = np.minimum(caps[order], 1.0)
+    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
+    if filled.sum() < 1 - 1e-9:
+        return -math.inf
+    return (1 - gamma) * float(rho0 @ V) + float(filled @ gain[order])
+
+
+def _prices(first: Dataset, gamma: float, rho0: Array, psi: float | None) -> tuple[Array, Array]:
+    """V and weights that should leave the upper bound little room; any will do, so a failure to find some is none."""
     model = exact.plug_in(first, gamma, rho0)
     # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
     unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
     u = model.u.reshape(model.n_utilities, -1).copy()
     u[:, unseen] = 1.0
     hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), gamma, rho0)
-    where = programs.region(hopeful) if psi is None else programs.region(hopeful, 1.0, caps)
-    margin = programs.penalised_margin(hopeful, where, 2 / (1 - gamma))
-    bound = _Bounds.of(second, margin.V, gamma, weights=margin.weights).upper(delta)
-    gain = bound - np.repeat(margin.V, second.n_actions)
-    order = np.argsort(-gain)
-    room = np.minimum(caps[order], 1.0)
-    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
-    if filled.sum() < 1 - 1e-9:
-        return -math.inf
-    return (1 - gamma) * float(rho0 @ margin.V) + float(filled @ gain[order])
+    try:
+        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - gamma))
+    except RuntimeError:  # HiGHS gave up, which gamma close to 1 can bring about
+        return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
+    return margin.V, margin.weights
