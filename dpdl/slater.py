@@ -113,7 +113,8 @@ def estimate_slater(
         psi = check.real("psi", psi, at_least=1)
     delta = check.real("delta", delta, above=0, below=1)
     caps = _caps(dataset, psi)
-    policy = _careful_policy(first, gamma, rho0, psi, delta)
+    model = exact.plug_in(first, gamma, rho0)
+    policy = _careful_policy(model, first, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
     try:
         estimate = programs.best_margin(whole, _region(whole, dataset, psi))
@@ -121,8 +122,8 @@ def estimate_slater(
         estimate = math.nan
     return SlaterEstimate(
         estimate=estimate,
-        lower=max(-1.0, _lower(first, second, gamma, rho0, policy, delta)),
-        upper=min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta)),
+        lower=max(-1.0, _lower(model, first, second, policy, delta)),
+        upper=min(1.0, _upper(model, first, second, psi, caps, delta)),
         policy=policy,
         delta=delta,
     )
@@ -143,7 +144,7 @@ def slater_upper(
     psi = check.real("psi", psi, at_least=1)
     caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
     delta = check.real("delta", delta, above=0, below=1)
-    return min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta))
+    return min(1.0, _upper(exact.plug_in(first, gamma, rho0), first, second, psi, caps, delta))
 
 
 # ---- The first half proposes ----
@@ -182,13 +183,12 @@ def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region
     return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
 
 
-def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None, delta: float) -> Array:
+def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float) -> Array:
     """The policy of the best worst utility in the plug-in model, its utilities lowered by how uncertain they are."""
-    model = exact.plug_in(first, gamma, rho0)
-    shape = model.r.shape
+    shape, gamma = model.r.shape, model.gamma
 
     def best(utilities: Array) -> Array:
-        changed = CMDP(model.P, model.r, utilities, gamma, rho0)
+        changed = CMDP(model.P, model.r, utilities, gamma, model.rho0)
         try:
             q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
         except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
@@ -205,26 +205,18 @@ def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None
 
 def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
     """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
-    gamma, worst = model.gamma, -1 / (1 - model.gamma)
-    values = np.empty((model.n_utilities, model.n_states))
-    for i in range(model.n_utilities):
-        W = np.full(model.n_states, worst)
-        width = np.zeros(model.r.size)
+    (S, A), gamma, worst = policy.shape, model.gamma, -1 / (1 - model.gamma)
+    pairs = np.arange(S * A + 1)
+    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
+    solve = splu(sp.csc_array(sp.eye_array(S) - gamma * (choose @ model.P))).solve
+    values = np.empty((model.n_utilities, S))
+    for i, u in enumerate(model.u.reshape(-1, S * A)):
+        width = np.zeros(S * A)
         for _ in range(3):  # the widths depend on W, and hardly change after the first rounds
-            lowered = np.maximum(-1.0, model.u[i].ravel() - width)
-            problem = CMDP(model.P, lowered.reshape(model.r.shape), model.u[:0], gamma, model.rho0)
-            W = np.maximum(worst, _state_values(problem, policy))
+            W = np.maximum(worst, solve(choose @ np.maximum(-1.0, u - width)))
             width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
         values[i] = W
     return values
-
-
-def _state_values(model: CMDP, policy: Array) -> Array:
-    """Value of each state under a policy, for the model's reward."""
-    S, A = policy.shape
-    pairs = np.arange(S * A + 1)
-    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
-    return splu(sp.csc_array(sp.eye_array(S) - model.gamma * (choose @ model.P))).solve(choose @ model.r.ravel())
 
 
 # ---- The second half judges ----
@@ -281,25 +273,22 @@ class _Bounds:
         return np.minimum(self.high, self.mean + self.half_width(delta))
 
 
-def _lower(first: Dataset, second: Dataset, gamma: float, rho0: Array, policy: Array, delta: float) -> float:
+def _lower(model: CMDP, first: Dataset, second: Dataset, policy: Array, delta: float) -> float:
     """(1-gamma) times the least lower bound of a utility of the policy."""
-    model = exact.plug_in(first, gamma, rho0)
-    found = []
+    gamma, found = model.gamma, []
     for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
         bound = _Bounds.of(second, W, gamma, utility=i).lower(delta / model.n_utilities)
         excess = (policy * bound.reshape(policy.shape)).sum(axis=1) - W
         # Where W is the worst value there is, T W >= W whatever the data says.
         worst = W <= -1 / (1 - gamma)  # noqa: SIM300
         excess = np.where(worst, np.maximum(excess, 0), excess)
-        found.append((1 - gamma) * float(rho0 @ W) + float(excess.min()))
+        found.append((1 - gamma) * float(model.rho0 @ W) + float(excess.min()))
     return min(found)
 
 
-def _upper(
-    first: Dataset, second: Dataset, gamma: float, rho0: Array, psi: float | None, caps: Array, delta: float
-) -> float:
+def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps: Array, delta: float) -> float:
     """(1-gamma) times the upper bound of the best worst utility under the caps; -inf if they leave no occupancy."""
-    V, weights = _prices(first, gamma, rho0, psi)
+    gamma, (V, weights) = model.gamma, _prices(model, first, psi)
     bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
     gain = bound - np.repeat(V, second.n_actions)
     order = np.argsort(-gain)
@@ -307,19 +296,18 @@ def _upper(
     filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
     if filled.sum() < 1 - 1e-9:
         return -math.inf
-    return (1 - gamma) * float(rho0 @ V) + float(filled @ gain[order])
+    return (1 - gamma) * float(model.rho0 @ V) + float(filled @ gain[order])
 
 
-def _prices(first: Dataset, gamma: float, rho0: Array, psi: float | None) -> tuple[Array, Array]:
+def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:
     """V and weights that should leave the upper bound little room; any will do, so a failure to find some is none."""
-    model = exact.plug_in(first, gamma, rho0)
     # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
     unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
     u = model.u.reshape(model.n_utilities, -1).copy()
     u[:, unseen] = 1.0
-    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), gamma, rho0)
+    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0)
     try:
-        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - gamma))
+        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - model.gamma))
     except RuntimeError:  # HiGHS gave up, which gamma close to 1 can bring about
         return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
     return margin.V, margin.weights
