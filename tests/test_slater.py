@@ -333,6 +333,17 @@ def test_a_right_slater_is_not_contradicted_in_a_hundred_logs():
     assert wrong == 10
 
 
+def test_a_right_slater_at_its_cap_is_not_contradicted_when_nothing_else_is_uncertain():
+    """No noise but that of the frequencies: the best policy is as far from mu as psi allows, hence not from mu_hat."""
+    said = 0
+    for seed in range(100):
+        log = BANDIT.sample(20_000, [[0.5, 0.5]], rng=seed)
+        truth = exact.slater(BANDIT, 1.5, [[0.5, 0.5]])
+        said += bool(learn(log, gamma=0.5, psi=1.5, slater=truth, T=10, rho0=[1.0], rng=0).notes)
+    print(f"\nfalse contradictions: {said} of 100 (delta = 0.05)")
+    assert said <= 5
+
+
 def test_the_check_can_be_asked_for_and_declined(monkeypatch):
     asked = []
     monkeypatch.setattr("dpdl.learning.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
