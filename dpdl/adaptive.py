@@ -24,7 +24,7 @@ from .learning import Callback, learn
 from .premises import Premise
 from .reference import Reference, estimate_reference
 from .result import MESSAGES, Level, Point, Result, Status
-from .settings import ESTIMATE, Settings
+from .settings import ESTIMATE, Resolved, Settings
 from .theory import Problem
 from .verification import Verification, verify
 
@@ -55,6 +55,7 @@ def learn_adaptive(
     exit_margin: float = theory.EXIT_MARGIN,
     warm_start: bool = False,
     known: Collection[str] = (),
+    check_slater: bool | None = None,
     callback: Callback | None = None,
     callback_every: int | None = None,
     progress: bool | None = None,
@@ -69,7 +70,7 @@ def learn_adaptive(
         The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
     settings : Settings, optional
         Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
-    rho0, initial_states, rng, callback, callback_every, progress, chunk
+    rho0, initial_states, rng, check_slater, callback, callback_every, progress, chunk
         As for `learn`; intermediate results carry the levels that are complete.
     reuse : bool, optional
         Read the whole log in every phase of every level instead, in the order that the settings say. No theorem covers
@@ -123,48 +124,54 @@ def learn_adaptive(
         warm_start=warm_start,
         known=known,
     )
-    first = {"rho0": rho0, "initial_states": initial_states}
     check.initial_distribution(rho0, initial_states, dataset.n_states)
-    options: dict[str, Any] = {
-        "callback_every": callback_every,
-        "progress": progress,
-        "chunk": chunk,
-        "rng": check.generator(rng),
-    }
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
     levels: list[Level] = []
 
     def report(result: Result) -> object:
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
 
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
-    options["callback"] = None if callback is None else report
-    status, message = Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
+    first = {"rho0": rho0, "initial_states": initial_states}
+    options: dict[str, Any] = {
+        "check_slater": check_slater,
+        "callback": None if callback is None else report,
+        "callback_every": callback_every,
+        "progress": progress,
+        "chunk": chunk,
+        "rng": check.generator(rng),
+    }
+    plan.fix_mixing_time()
+    try:
+        status, message = _climb(plan, levels, first, options)
+    except KeyboardInterrupt:  # between the phases; inside them it is the level that is broken off
+        if not levels:
+            raise
+        status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+    return plan.outcome(levels, status, message) if levels else plan.nothing(message, first, options)
+
+
+def _climb(plan: _Plan, levels: list[Level], first: dict[str, Any], options: dict[str, Any]) -> tuple[Status, str]:
+    """Append level after level until one of them is the last; say why it is."""
     position = 0
     for number in range(1, plan.max_levels + 1):
         phases = plan.phases(number, position)
         if phases is None:
-            status, message = Status.OUT_OF_DATA, plan.shortage(number, position)
-            break
+            return Status.OUT_OF_DATA, plan.shortage(number, position)
         previous = levels[-1] if levels else None
-        level, status, message = _run_level(plan, phases, number, previous, first, options)
+        level, status, message = _run_level(plan, phases, previous, first, options)
         position += phases.n_fresh
         levels.append(level)
         if status in _BROKEN_OFF:
-            break
+            return status, message
         if previous is not None and previous.verdict and level.verdict:
-            gain = level.reward - previous.reward
-            if gain <= plan.exit_margin * phases.eps:
-                status = Status.COMPLETED
-                message = (
+            gain, most = level.reward - previous.reward, plan.exit_margin * phases.eps
+            if gain <= most:
+                return Status.COMPLETED, (
                     f"stopped at level {number}, psi = {level.psi:g}: VERIFY held twice in a row and J-hat grew by "
-                    f"{gain:.3g}, at most {plan.exit_margin * phases.eps:.3g}"
+                    f"{gain:.3g}, at most {most:.3g}"
                 )
-                break
-        status, message = Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
-    if not levels:
-        return plan.nothing(first, message)
-    return plan.outcome(levels, status, message)
+    return Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,7 @@ class _Plan:
     exit_margin: float
     warm_start: bool
     known: Collection[str]
+    mixing_time_estimated: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, Dataset):
@@ -221,20 +229,42 @@ class _Plan:
             raise TypeError(f"known must be a collection of names, got {self.known!r}")
         for name in self.known:
             check.choice("known", name, ("slater", "mixing_time"))
+        try:  # psi grows and delta shrinks: what the last level may have, all may
+            self.stated(self.max_levels)
+        except ValueError as error:
+            raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
+
+    def fix_mixing_time(self) -> None:
+        """Estimate the mixing time once, from the whole log, if that is asked for."""
         if self.base.mixing_time == ESTIMATE:
             self.base = replace(self.base, mixing_time=estimated_mixing_time(self.dataset, self.base.delta))
+            self.mixing_time_estimated = True
+            self.known = set(self.known) - {"mixing_time"}
+
+    def stated(self, number: int) -> Settings:
+        """Settings of a level as the paper has them: psi_K, eps, delta_K; T may be None."""
+        base = self.base
+        assert base.eps is not None
+        try:
+            psi = base.psi * self.growth ** (number - 1)
+        except OverflowError:
+            psi = math.inf
+        delta = theory.adaptive_delta(base.delta, number)
+        return replace(base, psi=psi, eps=base.eps / self.eps_divisor, delta=delta)
 
     def settings(self, number: int) -> Settings:
         """Settings of a level; T may still be None."""
-        base = self.base
-        assert base.eps is not None
-        level = replace(
-            base,
-            psi=base.psi * self.growth ** (number - 1),
-            eps=base.eps / self.eps_divisor,
-            delta=theory.adaptive_delta(base.delta, number),
-        )
-        return level if self.per_level is None else Settings.of(level, dict(self.per_level(self.problem(level))))
+        level = self.stated(number)
+        if self.per_level is None:
+            return level
+        changes = self.per_level(self.problem(level))
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"per_level must return a mapping of settings, got {type(changes).__name__}")
+        level = Settings.of(level, dict(changes))
+        for name, unfit in (("eps", None), ("mixing_time", ESTIMATE)):
+            if getattr(level, name) == unfit:
+                raise ValueError(f"per_level must return a number as {name}, got {unfit!r}")
+        return level
 
     def problem(self, settings: Settings) -> Problem:
         return settings.problem(self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities)
@@ -283,18 +313,18 @@ class _Plan:
             f"{len(self.dataset) - position:,} are left; with reuse=True the log is read over and over"
         )
 
-    def nothing(self, first: dict[str, Any], message: str) -> Result:
+    def nothing(self, message: str, first: dict[str, Any], options: dict[str, Any]) -> Result:
         """The result of no step at all: the policy is that of the data."""
         settings = self.settings(1)
         steps = min(self.needs(settings)[3], 2**63 - 1)
-        result = learn(self.dataset, replace(settings, T=steps), **first, rng=0, step_limit=0)
+        result = learn(self.dataset, replace(settings, T=steps), **first, **options, step_limit=0)
         return replace(result, status=Status.OUT_OF_DATA, message=f"{message}; nothing was learned", premises=())
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
         """The level to return, with the history and what may be claimed."""
         verified = [level for level in levels if level.verdict]
         chosen = levels[-1] if status is Status.COMPLETED or not verified else verified[-1]
-        premises = self._premises(levels)
+        premises = self._premises(levels, chosen)
         holds = status is Status.COMPLETED and all(premise.holds for premise in premises)
         return replace(
             chosen.result,
@@ -305,27 +335,40 @@ class _Plan:
             history=tuple(levels),
         )
 
-    def _premises(self, levels: list[Level]) -> tuple[Premise, ...]:
+    def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
         """Those of the levels' theorem, but for psi >= C*, which this method is there to do without; and VERIFY's."""
-        last = {premise.name: premise for premise in levels[-1].result.premises}
-        last.pop("psi >= C*", None)
+        found: dict[str, Premise] = {}
         for level in levels:  # a premise that failed at any level has failed
             for premise in level.result.premises:
-                if premise.name in last and not premise.holds and last[premise.name].holds:
-                    last[premise.name] = premise
+                if not premise.holds or found.get(premise.name, premise).holds:
+                    found[premise.name] = premise
+        found.pop("psi >= C*", None)
+        # A level looks for slater within its own psi of the data, where a small psi leaves little to find.
+        found.update({premise.name: premise for premise in chosen.result.premises if premise.name == "slater valid"})
+        eps, limit = self.base.eps or math.nan, theory.largest_eps(self.problem(self.base))
+        shared = [("eps in range", eps <= limit * (1 + 1e-9), f"eps = {eps:.6g}, at most {limit:.6g}")]
+        if self.mixing_time_estimated:
+            shared.append(("mixing time", False, f"t_mix <= {self.base.mixing_time:.6g}, estimated from the same data"))
         enough = all(level.enough for level in levels)
-        stated = (self.growth, self.eps_divisor, self.exit_margin) == (
-            2.0,
-            theory.ADAPTIVE_EPS_DIVISOR,
-            theory.EXIT_MARGIN,
-        )
         fresh = "share no transition" if not self.reuse else "read the whole log"
-        return (
-            *last.values(),
-            Premise("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
-            Premise("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
-            Premise("adaptive constants", stated, "growth, eps_divisor and exit_margin"),
-        )
+        independent, stated = self.dataset.kind == "independent", self._as_stated(levels)
+        shared += [
+            ("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
+            ("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
+            ("independent levels", independent, "propositions verify and adp are about independent transitions"),
+            ("adaptive constants", stated, "those of the method, psi of the first level, psi, eps and delta of all"),
+        ]
+        found.update({name: Premise(name, holds, detail) for name, holds, detail in shared})
+        return tuple(found.values())
+
+    def _as_stated(self, levels: list[Level]) -> bool:
+        """Whether all constants are the paper's; psi <= 4 C* takes a first psi of at most 2 C*, and C* is >= 1."""
+        constants = (self.growth, self.eps_divisor, self.exit_margin)
+        if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or self.base.psi > 2:
+            return False
+        levels_stated = ((level.result.settings, self.stated(k)) for k, level in enumerate(levels, 1))
+        names = ("gamma", "slater", "psi", "eps", "delta")
+        return all(getattr(used, name) == getattr(stated, name) for used, stated in levels_stated for name in names)
 
     def _guarantee(self, psi: float) -> str:
         base = self.base
@@ -337,19 +380,17 @@ class _Plan:
 
 
 def _run_level(
-    plan: _Plan, phases: _Phases, number: int, previous: Level | None, first: dict[str, Any], options: dict[str, Any]
+    plan: _Plan, phases: _Phases, previous: Level | None, first: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Level, Status, str]:
     """Descent and VERIFY of one level."""
     start: dict[str, Any] = {"n_reference": phases.n_reference}
     log = phases.log
     if plan.warm_start and previous is not None:
-        sizes = log.n_states, log.n_actions, log.n_utilities
-        resolved = phases.settings.resolve(*sizes)
+        resolved = phases.settings.resolve(log.n_states, log.n_actions, log.n_utilities)
         n = phases.n_reference
         reference = estimate_reference(log if n is None else log[:n], resolved.floor)
-        bounds = theory.sum_bound(resolved.gamma), theory.weight_bound(*sizes, resolved.gamma, resolved.psi)
         log = log if n is None else log[n:]
-        start = {"reference": reference, "start": _warm(previous.result, reference, resolved.psi, bounds)}
+        start = {"reference": reference, "start": _warm(previous.result, reference, resolved)}
     run = learn(log, phases.settings, known=plan.known, **start, **first, **options)
     found = None
     status, message = run.status, run.message
@@ -379,17 +420,21 @@ def _level(phases: _Phases, run: Result, found: Verification | None) -> Level:
     )
 
 
-def _warm(result: Result, reference: Reference, psi: float, bounds: tuple[float, float]) -> Point:
-    """The averages of a result, moved into the feasible set of another psi and mu_hat.
+def _warm(result: Result, reference: Reference, settings: Resolved) -> Point:
+    """The averages of a result, moved into the feasible sets of other settings and another mu_hat.
 
-    x is cut at its caps, evened out over the pairs that are now unseen, and scaled into the two sums.
+    x is cut at its caps, evened out over the pairs that are now unseen, and scaled into the two sums; V is cut at its
+    radius and lam scaled into its own.
     """
-    mu_hat = reference.mu_hat
-    x: NDArray[np.float64] = np.minimum(result.x_mean, psi / (1 - result.settings.gamma) * mu_hat)
-    x = np.maximum(x, np.finfo(float).tiny)
+    mu_hat, gamma, tiny = reference.mu_hat, settings.gamma, np.finfo(float).tiny
+    sizes = reference.n_states, reference.n_actions, len(result.lam_mean)
+    x: NDArray[np.float64] = np.maximum(np.minimum(result.x_mean, settings.psi / (1 - gamma) * mu_hat), tiny)
     unseen = np.ones(x.size, dtype=bool)
     unseen[reference.pairs] = False
     if unseen.any():
         x.reshape(-1)[unseen] = x.reshape(-1)[unseen].mean()
-    x *= min(1.0, bounds[0] / x.sum(), bounds[1] / (x / mu_hat).sum())
-    return Point.of(x, result.V_mean, np.maximum(result.lam_mean, np.finfo(float).tiny))
+    weight_bound = theory.weight_bound(*sizes, gamma, settings.psi)
+    x *= min(1.0, theory.sum_bound(gamma) / x.sum(), weight_bound / (x / mu_hat).sum())
+    lam = np.maximum(result.lam_mean, tiny)
+    lam *= settings.radius_lam / max(settings.radius_lam, lam.sum())
+    return Point.of(x, np.clip(result.V_mean, -settings.radius_V, settings.radius_V), lam)

@@ -14,8 +14,10 @@ sum to one) and a V. For every occupancy min_i J^u_i <= <w, J^u> = rho0 V + sum 
 E[<w, u> + gamma V(s') | s, a] - V(s). With the upper bounds of g, the largest such sum is a knapsack: pairs in order
 of g, each filled to its cap, until nu sums to 1/(1-gamma).
 
-In a trajectory the number of records of a pair depends on what they were; failure delta/(n (n+1)) is then spent on each
-n, which sums to delta.
+In a trajectory the number of records of a pair depends on what they were, and so does which pairs have any: failure
+delta/(S A n (n+1)) is then spent on each pair and each n, which sums to delta. Of independent records the pairs come
+first, so to speak, and delta is shared by those that occur. For the same reason proposals know nothing of the second
+half, not even how often it visits a pair.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class SlaterEstimate:
     Attributes
     ----------
     estimate : float
-        The Slater constant of the plug-in model, without any guarantee.
+        The Slater constant of the plug-in model, without any guarantee: -inf if no policy of that model keeps within
+        psi of where the data lies, NaN if HiGHS could not tell, as may happen with gamma above 0.999999.
     lower : float
         Some policy (`policy`, to be precise) has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as
         `slater` if it is positive; if not, the log does not show that any policy is safe.
@@ -88,7 +91,7 @@ def estimate_slater(
         Distribution of the initial state, or a log of initial states; one of the two.
     psi : float, optional
         Ask only for policies whose occupancy is at most psi/(1-gamma) times the empirical distribution of the pairs.
-        The lower bound's policy keeps to that in the plug-in model.
+        The lower bound's policy keeps to that in the plug-in model of the first half, or as nearly as it can.
     delta : float, optional
         Failure probability of each bound. They are finite-sample bounds: valid for any log, and wide for a short one.
 
@@ -110,13 +113,17 @@ def estimate_slater(
         psi = check.real("psi", psi, at_least=1)
     delta = check.real("delta", delta, above=0, below=1)
     caps = _caps(dataset, psi)
-    policy = _careful_policy(first, gamma, rho0, psi, delta)
+    model = exact.plug_in(first, gamma, rho0)
+    policy = _careful_policy(model, first, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
-    found = programs.penalised_margin(whole, _region(whole, dataset, psi), 2 / (1 - gamma))
+    try:
+        estimate = programs.best_margin(whole, _region(whole, dataset, psi))
+    except RuntimeError:
+        estimate = math.nan
     return SlaterEstimate(
-        estimate=float((whole.u.reshape(whole.n_utilities, -1) @ found.q).min()),
-        lower=max(-1.0, _lower(first, second, gamma, rho0, policy, delta)),
-        upper=min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta)),
+        estimate=estimate,
+        lower=max(-1.0, _lower(model, first, second, policy, delta)),
+        upper=min(1.0, _upper(model, first, second, psi, caps, delta)),
         policy=policy,
         delta=delta,
     )
@@ -134,7 +141,10 @@ def slater_upper(
     True
     """
     first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
-    return min(1.0, _upper(first, second, gamma, rho0, psi, caps, delta))
+    psi = check.real("psi", psi, at_least=1)
+    caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
+    delta = check.real("delta", delta, above=0, below=1)
+    return min(1.0, _upper(exact.plug_in(first, gamma, rho0), first, second, psi, caps, delta))
 
 
 # ---- The first half proposes ----
@@ -149,6 +159,8 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     if len(dataset) < 2:
         raise ValueError("the data set has one transition; two halves take at least two")
     gamma = check.real("gamma", gamma, above=0, below=1)
+    if dataset.units.gamma is not None and dataset.units.gamma != gamma:
+        raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
     initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
     if dataset.kind == "independent":
         return dataset[::2], dataset[1::2], gamma, initial
@@ -171,16 +183,17 @@ def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region
     return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
 
 
-def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None, delta: float) -> Array:
+def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float) -> Array:
     """The policy of the best worst utility in the plug-in model, its utilities lowered by how uncertain they are."""
-    model = exact.plug_in(first, gamma, rho0)
-    shape = model.r.shape
+    shape, gamma = model.r.shape, model.gamma
 
     def best(utilities: Array) -> Array:
-        found = programs.penalised_margin(
-            CMDP(model.P, model.r, utilities, gamma, rho0), _region(model, first, psi), 2 / (1 - gamma)
-        )
-        return policies.from_occupancy(found.q.reshape(shape))
+        changed = CMDP(model.P, model.r, utilities, gamma, model.rho0)
+        try:
+            q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
+        except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
+            q = _frequencies(first)
+        return policies.from_occupancy(q.reshape(shape))
 
     policy = best(model.u)
     lowered = np.empty_like(model.u)
@@ -192,26 +205,18 @@ def _careful_policy(first: Dataset, gamma: float, rho0: Array, psi: float | None
 
 def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
     """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
-    gamma, worst = model.gamma, -1 / (1 - model.gamma)
-    values = np.empty((model.n_utilities, model.n_states))
-    for i in range(model.n_utilities):
-        W = np.full(model.n_states, worst)
-        width = np.zeros(model.r.size)
+    (S, A), gamma, worst = policy.shape, model.gamma, -1 / (1 - model.gamma)
+    pairs = np.arange(S * A + 1)
+    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
+    solve = splu(sp.csc_array(sp.eye_array(S) - gamma * (choose @ model.P))).solve
+    values = np.empty((model.n_utilities, S))
+    for i, u in enumerate(model.u.reshape(-1, S * A)):
+        width = np.zeros(S * A)
         for _ in range(3):  # the widths depend on W, and hardly change after the first rounds
-            lowered = np.maximum(-1.0, model.u[i].ravel() - width)
-            problem = CMDP(model.P, lowered.reshape(model.r.shape), model.u[:0], gamma, model.rho0)
-            W = np.maximum(worst, _state_values(problem, policy))
+            W = np.maximum(worst, solve(choose @ np.maximum(-1.0, u - width)))
             width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
         values[i] = W
     return values
-
-
-def _state_values(model: CMDP, policy: Array) -> Array:
-    """Value of each state under a policy, for the model's reward."""
-    S, A = policy.shape
-    pairs = np.arange(S * A + 1)
-    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
-    return splu(sp.csc_array(sp.eye_array(S) - model.gamma * (choose @ model.P))).solve(choose @ model.r.ravel())
 
 
 # ---- The second half judges ----
@@ -256,8 +261,8 @@ class _Bounds:
     def half_width(self, delta: float) -> Array:
         """Half-widths valid for all visited pairs at once with probability 1 - delta, each side; infinite if n < 2."""
         n = np.maximum(self.n, 2)
-        spent = max(1.0, float((self.n > 0).sum())) * (n * (n + 1) if self.anytime else np.ones_like(n))
-        length = np.log(2 * spent / delta)
+        shares = n.size * n * (n + 1) if self.anytime else np.full_like(n, max(1, int(np.count_nonzero(self.n))))
+        length = np.log(2 * shares) - math.log(delta)
         width = np.sqrt(2 * self.variance * length / n) + 7 * (self.high - self.low) * length / (3 * (n - 1))
         return np.where(self.n >= 2, width, np.inf)
 
@@ -268,37 +273,41 @@ class _Bounds:
         return np.minimum(self.high, self.mean + self.half_width(delta))
 
 
-def _lower(first: Dataset, second: Dataset, gamma: float, rho0: Array, policy: Array, delta: float) -> float:
+def _lower(model: CMDP, first: Dataset, second: Dataset, policy: Array, delta: float) -> float:
     """(1-gamma) times the least lower bound of a utility of the policy."""
-    model = exact.plug_in(first, gamma, rho0)
-    found = []
+    gamma, found = model.gamma, []
     for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
         bound = _Bounds.of(second, W, gamma, utility=i).lower(delta / model.n_utilities)
         excess = (policy * bound.reshape(policy.shape)).sum(axis=1) - W
         # Where W is the worst value there is, T W >= W whatever the data says.
         worst = W <= -1 / (1 - gamma)  # noqa: SIM300
         excess = np.where(worst, np.maximum(excess, 0), excess)
-        found.append((1 - gamma) * float(rho0 @ W) + float(excess.min()))
+        found.append((1 - gamma) * float(model.rho0 @ W) + float(excess.min()))
     return min(found)
 
 
-def _upper(
-    first: Dataset, second: Dataset, gamma: float, rho0: Array, psi: float | None, caps: Array, delta: float
-) -> float:
+def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps: Array, delta: float) -> float:
     """(1-gamma) times the upper bound of the best worst utility under the caps; -inf if they leave no occupancy."""
-    model = exact.plug_in(first, gamma, rho0)
-    # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
-    unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
-    u = model.u.reshape(model.n_utilities, -1).copy()
-    u[:, unseen] = 1.0
-    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), gamma, rho0)
-    where = programs.region(hopeful) if psi is None else programs.region(hopeful, 1.0, caps)
-    margin = programs.penalised_margin(hopeful, where, 2 / (1 - gamma))
-    bound = _Bounds.of(second, margin.V, gamma, weights=margin.weights).upper(delta)
-    gain = bound - np.repeat(margin.V, second.n_actions)
+    gamma, (V, weights) = model.gamma, _prices(model, first, psi)
+    bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
+    gain = bound - np.repeat(V, second.n_actions)
     order = np.argsort(-gain)
     room = np.minimum(caps[order], 1.0)
     filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
     if filled.sum() < 1 - 1e-9:
         return -math.inf
-    return (1 - gamma) * float(rho0 @ margin.V) + float(filled @ gain[order])
+    return (1 - gamma) * float(model.rho0 @ V) + float(filled @ gain[order])
+
+
+def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:
+    """V and weights that should leave the upper bound little room; any will do, so a failure to find some is none."""
+    # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
+    unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
+    u = model.u.reshape(model.n_utilities, -1).copy()
+    u[:, unseen] = 1.0
+    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0)
+    try:
+        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - model.gamma))
+    except RuntimeError:  # HiGHS gave up, which gamma close to 1 can bring about
+        return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
+    return margin.V, margin.weights
