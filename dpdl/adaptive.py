@@ -9,6 +9,7 @@ caller's, and each of its three phases (mu_hat, descent, VERIFY) reads transitio
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,7 @@ Budget = int | Callable[[Problem], int] | None
 BUDGETS = ("n_reference", "n_descent", "n_verification")
 
 #: Statuses that end the method in the middle of a level.
-_BROKEN_OFF = (Status.INTERRUPTED, Status.STOPPED, Status.NUMERICAL_ERROR)
+_BROKEN_OFF = (Status.INTERRUPTED, Status.STOPPED, Status.TIME_LIMIT, Status.NUMERICAL_ERROR)
 
 
 def learn_adaptive(
@@ -59,6 +60,7 @@ def learn_adaptive(
     callback: Callback | None = None,
     callback_every: int | None = None,
     progress: bool | None = None,
+    time_limit: float | None = None,
     chunk: int | None = None,
     **keywords: Any,
 ) -> Result:
@@ -70,8 +72,9 @@ def learn_adaptive(
         The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
     settings : Settings, optional
         Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
-    rho0, initial_states, rng, check_slater, callback, callback_every, progress, chunk
-        As for `learn`; intermediate results carry the levels that are complete.
+    rho0, initial_states, rng, check_slater, callback, callback_every, progress, time_limit, chunk
+        As for `learn`; intermediate results carry the levels that are complete, and the time limit is that of all
+        levels together.
     reuse : bool, optional
         Read the whole log in every phase of every level instead, in the order that the settings say. No theorem covers
         this, but logs are short.
@@ -141,9 +144,10 @@ def learn_adaptive(
         "chunk": chunk,
         "rng": check.generator(rng),
     }
+    seconds = math.inf if time_limit is None else check.real("time_limit", time_limit, at_least=0)
     plan.fix_mixing_time()
     try:
-        status, message = _climb(plan, levels, first, options)
+        status, message = _climb(plan, levels, first, options, time.monotonic() + seconds)
     except KeyboardInterrupt:  # between the phases; inside them it is the level that is broken off
         if not levels:
             raise
@@ -151,7 +155,9 @@ def learn_adaptive(
     return plan.outcome(levels, status, message) if levels else plan.nothing(message, first, options)
 
 
-def _climb(plan: _Plan, levels: list[Level], first: dict[str, Any], options: dict[str, Any]) -> tuple[Status, str]:
+def _climb(
+    plan: _Plan, levels: list[Level], first: dict[str, Any], options: dict[str, Any], deadline: float
+) -> tuple[Status, str]:
     """Append level after level until one of them is the last; say why it is."""
     position = 0
     for number in range(1, plan.max_levels + 1):
@@ -159,6 +165,8 @@ def _climb(plan: _Plan, levels: list[Level], first: dict[str, Any], options: dic
         if phases is None:
             return Status.OUT_OF_DATA, plan.shortage(number, position)
         previous = levels[-1] if levels else None
+        if math.isfinite(deadline):
+            options["time_limit"] = max(0.0, deadline - time.monotonic())
         level, status, message = _run_level(plan, phases, previous, first, options)
         position += phases.n_fresh
         levels.append(level)

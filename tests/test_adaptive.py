@@ -656,3 +656,16 @@ def test_settings_may_be_given_as_an_object():
     two = learn_adaptive(LOG, **COMMON | {"rng": 0, "max_levels": 2}, psi=2, T=500, **BUDGETS)
     assert [level.psi for level in one.history] == [2, 4]
     same_runs(one, two)
+
+
+def test_the_time_limit_is_that_of_all_levels_together():
+    log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    common = {"gamma": 0.5, "slater": 1, "eps": 0.15, "rho0": [1.0], "rng": 0, "reuse": True, "eps_divisor": 1}
+    result = learn_adaptive(log, **common, T=10**12, time_limit=0.2)
+    assert (result.status, len(result.history), result.history[0].verdict) == (Status.TIME_LIMIT, 1, None)
+    assert 0 < result.n_steps == result.history[0].n_steps < 10**12
+    # The first level takes no time to speak of, so the second one is where the time ends.
+    result = learn_adaptive(log, **common, per_level=lambda p: {"T": 10 if p.psi == 1 else 10**12}, time_limit=0.2)
+    assert (result.status, [level.verdict is None for level in result.history]) == (Status.TIME_LIMIT, [False, True])
+    with pytest.raises(ValueError, match=r"^time_limit must be >= 0, got -1.0$"):
+        learn_adaptive(log, **common, T=10, time_limit=-1)
