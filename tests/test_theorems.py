@@ -5,7 +5,8 @@ Two sabotages of the core's inputs, each a plausible error:
 * "slip": g_x with the signs of V as the paper prints them, r + gamma V(s) - V(s'). No statement survives it.
 * "unbounded": the projection onto X forgets its second constraint, sum x/mu_hat <= N psi/(1-gamma). What it bounds, the
   effective pairs of `sparsity` and the value of the game below C* in `deviation` and `monotone`, then breaks loose.
-  `safety` cannot notice: it runs at psi >= C* with no more pairs than N + 1, where the constraint is slack.
+  `safety` cannot notice: it runs at psi >= C* with no more pairs than N + 1, where the constraint is slack; and at
+  psi >= C* it is slack in `rate` and `mixing` as well.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl.learning import Packed
+from dpdl._packed import Packed
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
 sys.path.append(str(Path(__file__).parent.parent / "bench"))
@@ -24,9 +25,10 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))
 from experiments.common import Known
 from experiments.machine import exact_log, machine
 
-HOLDS = ("sparsity", "deviation", "safety", "monotone")
+#: The healthy `adaptive` and `mixing` take longer; .ci/run has them hold with all the others.
+HOLDS = ("rate", "sparsity", "deviation", "safety", "monotone")
 FAILS = {
-    "slip": ("sparsity", "deviation", "safety", "monotone"),
+    "slip": ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive", "mixing"),
     "unbounded": ("sparsity", "deviation", "monotone"),
 }
 

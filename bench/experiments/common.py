@@ -31,6 +31,10 @@ class Outcome:
     figure: str
     draw: Callable[[Any], None]
 
+    def __post_init__(self) -> None:
+        if self.holds is not None and not isinstance(self.holds, bool):
+            raise TypeError(f"holds must be True, False or None, got {type(self.holds).__name__}")
+
     @property
     def verdict(self) -> str:
         word = "not seen" if self.holds is None else "holds" if self.holds else "fails"
