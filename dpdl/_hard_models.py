@@ -5,45 +5,26 @@ Every formula is that of appendix LowerBound, with the slips corrected that `dpd
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl._hard_bounds import visits
-from dpdl.cmdp import CMDP
+from dpdl._instance import Instance
 
 Array = NDArray[np.float64]
 Signs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class HardInstance:
-    """What the families share.
+class HardInstance(Instance):
+    """What the families share: an `Instance` whose every answer is a formula.
 
-    Attributes
-    ----------
-    cmdp : CMDP
-        The model; its last state is the null state s_{-1}, which only the data visits.
-    mu : ndarray, shape (S, A)
-        Where the data lies.
-    concentrability : float
-        C*, exactly: every policy visits s_0 as often, C mu(s_0) times in the discounted share of time.
-    slater : float
-        Slater's constant, exactly.
-    optimal_policy : ndarray, shape (S, A)
-        The best safe policy; without a choice it takes action 0.
-    optimal_value : float
-        Its reward J*.
+    The model's last state is the null state s_{-1}, which only the data visits. C* is exact: every policy visits s_0 as
+    often, C mu(s_0) times in the discounted share of time. Without a choice the optimal policy takes action 0.
     """
-
-    cmdp: CMDP
-    mu: Array = field(repr=False)
-    concentrability: float
-    slater: float
-    optimal_policy: Array = field(repr=False)
-    optimal_value: float
 
     def occupancy(self, policy: ArrayLike) -> Array:
         """Return the (S, A) discounted occupancy of a policy, by formula."""

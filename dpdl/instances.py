@@ -5,7 +5,9 @@ policy meets Slater's condition. `hazard_gridworld` is a delivery task with thre
 one crosses fire, the middle one mud, the long one is clean. Fire and mud each have a budget, so that the best policy
 divides its trips among the routes.
 
-The families behind the paper's lower bounds are here too: see `dpdl.hard_instances`.
+The families behind the paper's lower bounds are here too: see `dpdl.hard_instances`. Each problem comes as an
+`Instance`, the CMDP with where its data lies and the known answers: `garnet_instance`, `GridWorld.instance`,
+`lower_bound`, `no_slater`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
+from dpdl._instance import Instance
 from dpdl.cmdp import CMDP
 from dpdl.hard_instances import (
     BlockInstance,
@@ -38,9 +41,11 @@ __all__ = [
     "Blocks",
     "GridWorld",
     "HardInstance",
+    "Instance",
     "NoSlaterInstance",
     "blocks",
     "garnet",
+    "garnet_instance",
     "hardest_varpi",
     "hazard_gridworld",
     "lower_bound",
@@ -124,6 +129,34 @@ def garnet(
     return CMDP(P, reward, np.clip(u, -1, 1), gamma, rho0)  # clips roundings only
 
 
+def garnet_instance(n_states: int, n_actions: int, evenness: float = 1.0, rng: Any = None, **options: Any) -> Instance:
+    """Draw a `garnet` and where its data lies, with the answers worked out.
+
+    Parameters
+    ----------
+    n_states, n_actions : int
+        Sizes.
+    evenness : float
+        The distribution of the data is drawn from the symmetric Dirichlet distribution with this parameter: the larger,
+        the more even, and the smaller C*.
+    rng : None, int or numpy.random.Generator
+        Source of randomness.
+    **options
+        As for `garnet`.
+
+    Examples
+    --------
+    >>> found = garnet_instance(5, 3, gamma=0.5, rng=0)
+    >>> found.concentrability > 1, round(found.cmdp.evaluate(found.optimal_policy).reward - found.optimal_value, 9)
+    (True, 0.0)
+    """
+    evenness = check.real("evenness", evenness, above=0)
+    rng = check.generator(rng)
+    cmdp = garnet(n_states, n_actions, rng=rng, **options)
+    shares = rng.gamma(evenness, size=cmdp.r.shape) + np.finfo(float).tiny
+    return Instance.of(cmdp, shares / shares.sum())
+
+
 @dataclass(frozen=True)
 class GridWorld:
     """A gridworld and what it takes to draw it; see `hazard_gridworld`.
@@ -204,6 +237,20 @@ class GridWorld:
         policy += hasty * self._homing(np.ones(self.cmdp.n_states))
         policy += careful * self._homing(np.where(trouble, 100.0, 1.0))
         return policy
+
+    def instance(self, hasty: float = 0.4, careful: float = 0.4) -> Instance:
+        """Return the problem with the long-run distribution of the log that `behaviour` makes, and its answers.
+
+        Examples
+        --------
+        >>> found = hazard_gridworld().instance()
+        >>> round(found.optimal_value, 3), round(found.concentrability, 1), round(found.slater, 2)
+        (0.987, 5.8, 0.15)
+        """
+        from dpdl import mixing
+
+        kernel = mixing.pair_kernel(self.cmdp, self.behaviour(hasty, careful))
+        return Instance.of(self.cmdp, mixing.stationary(kernel).reshape(self.cmdp.r.shape))
 
     def _homing(self, cost: Array) -> Array:
         """Return the policy that divides itself evenly among the actions that begin a cheapest way to the goal."""

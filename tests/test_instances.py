@@ -143,3 +143,32 @@ def test_gridworld_refuses_bad_numbers_by_name(changes, message):
 def test_behaviour_refuses_shares_above_one(grid):
     with pytest.raises(ValueError, match=r"careful must be >= 0 and <= 0\.5, got 0\.6"):
         grid.behaviour(hasty=0.5, careful=0.6)
+
+
+def test_an_instance_knows_the_answers_of_its_problem():
+    found = instances.garnet_instance(6, 3, evenness=2.0, n_utilities=2, branching=2, gamma=0.7, rng=5)
+    value = found.cmdp.evaluate(found.optimal_policy)
+    assert value.reward == pytest.approx(found.optimal_value, abs=1e-9)
+    assert value.utilities.min() > -1e-7
+    assert found.mu.sum() == pytest.approx(1)
+    # C* is where Pi(psi) begins to hold an optimal policy.
+    assert found.cmdp.solve(psi=found.concentrability * (1 + 1e-6), mu=found.mu).reward == pytest.approx(
+        found.optimal_value, abs=1e-6
+    )
+    less = found.cmdp.solve(psi=0.99 * found.concentrability, mu=found.mu)
+    assert less.status == "infeasible" or less.reward < found.optimal_value - 1e-6
+    assert found.slater == pytest.approx(found.cmdp.slater())
+
+
+def test_the_gridworld_has_the_distribution_that_its_log_tends_to(grid):
+    found = grid.instance()
+    log = grid.cmdp.rollout(400_000, grid.behaviour(), rng=0)
+    empirical = np.zeros(found.mu.size)
+    empirical[log.pairs] = log.counts / len(log)
+    assert abs(empirical - found.mu.ravel()).sum() < 0.02
+
+
+@pytest.mark.parametrize("evenness", [0.0, -1.0, np.nan])
+def test_an_evenness_that_is_none_is_refused(evenness):
+    with pytest.raises(ValueError, match=r"^evenness must be"):
+        instances.garnet_instance(3, 2, evenness=evenness)
