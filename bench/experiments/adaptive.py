@@ -82,6 +82,8 @@ def run(quick: bool) -> Outcome:
     lost = np.median([row[9] for row in rows])
 
     def draw(axes: Any) -> None:
+        from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
         C, psi = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         right = np.array(safe) & np.array([row[5] == Status.COMPLETED.name for row in rows])
         axes.plot(C[right], psi[right], "o", label="stopped, safe")
@@ -90,6 +92,10 @@ def run(quick: bool) -> Outcome:
         axes.plot(C, 4 * C, "k--", label="4 C*, the bound")
         axes.plot(C, C, "k:", label="C*")
         axes.set(xscale="log", yscale="log", xlabel="C*", ylabel="psi at which the method stopped")
+        for axis in (axes.xaxis, axes.yaxis):  # psi takes powers of two
+            axis.set_major_locator(LogLocator(2))
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_locator(NullLocator())
         axes.legend(frameon=False)
 
     return Outcome(
