@@ -14,6 +14,7 @@ from .learning import learn, resume
 from .parquet import from_parquet
 from .premises import Premise
 from .reference import Reference, estimate_reference
+from .replicas import Replicas, Sweep, replicate, sweep
 from .result import Level, Point, Result, Status
 from .settings import Settings
 from .slater import SlaterEstimate, estimate_slater
@@ -29,10 +30,12 @@ __all__ = [
     "Point",
     "Premise",
     "Reference",
+    "Replicas",
     "Result",
     "Settings",
     "SlaterEstimate",
     "Status",
+    "Sweep",
     "Units",
     "Verification",
     "estimate_reference",
@@ -44,7 +47,9 @@ __all__ = [
     "learn_adaptive",
     "mixing",
     "policy",
+    "replicate",
     "resume",
+    "sweep",
     "theory",
     "verify",
 ]

@@ -221,6 +221,7 @@ class Options:
     every: float
     check_slater: bool | None
     chunk: int | None
+    stop: Callable[[], bool] | None = None
 
     @classmethod
     def checked(cls, **given: Any) -> Options:
@@ -266,7 +267,7 @@ def _drive(setup: Setup, dataset: Dataset, options: Options) -> Result:
                 if code == 0:
                     timer.attend()
                 bar.update(core.n_steps)
-                if interrupts.seen and _nobody_else_minds():
+                if (interrupts.seen and _nobody_else_minds()) or (options.stop is not None and options.stop()):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
