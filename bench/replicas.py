@@ -115,7 +115,7 @@ def dask_executor(stack: ExitStack) -> cf.Executor | None:
     except ImportError:
         print("Dask is not installed, so there are no figures for it.")
         return None
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0")
     return stack.enter_context(distributed.Client(stack.enter_context(cluster))).get_executor()
 
 

@@ -78,7 +78,7 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
     return replace(
         first,
         status=next(status for status in _GRAVITY if status in statuses),
-        message=_message(statuses, n_wanted - len(results)),
+        message=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.message,
         n_steps=sum(result.n_steps for result in results),
         coordinates=_unflat(first.coordinates, _mean((_flat(result.coordinates) for result in results), shares)),
         last_coordinates=_unflat(
@@ -120,7 +120,7 @@ def spread(results: Sequence[Result], mean: Result) -> Spread:
 def _message(statuses: list[Status], n_missing: int) -> str:
     n = len(statuses)
     if all(status is Status.COMPLETED for status in statuses):
-        return f"all steps of {n} replicas were taken" if n > 1 else "all steps were taken"
+        return f"all steps of {n} replicas were taken"
     ended = statuses[: n - n_missing]
     counts = [f"{ended.count(status)} {status.name}" for status in reversed(_GRAVITY) if status in ended]
     missing = [f"{n_missing} not begun"] if n_missing else []

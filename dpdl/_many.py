@@ -154,7 +154,10 @@ class Many:
         for k, (one, seed) in enumerate(zip(settings, seeds, strict=True)):
             path = self._path(k)
             if path is not None and path.exists():
-                checkpointing.load(path, self.dataset, one)
+                stored = checkpointing.load(path, self.dataset, one)
+                first = self.made_of["rho0"], self.made_of["initial_states"]
+                if not np.array_equal(stored.initial, check.initial_distribution(*first, self.dataset.n_states)):
+                    raise ValueError(f"checkpoint {path} has other initial states: rho0 or initial_states differ")
             elif k == 0 or one != settings[k - 1]:
                 setup = prepare(self.dataset, one, {}, rng=0, **self.made_of)
                 if path is not None:
@@ -193,7 +196,7 @@ class Many:
             waiting: dict[cf.Future[Result | None], int] = {}
             try:
                 for k, job in enumerate(jobs):
-                    waiting[self._submit(pool, job, stop)] = k
+                    waiting[self._submit(pool, job, k, stop)] = k
                 while waiting:
                     _collect(waiting, results, stop)
                     bar.update(len(results))
@@ -209,11 +212,11 @@ class Many:
             raise KeyboardInterrupt
         return results
 
-    def _submit(self, pool: cf.Executor, job: Job, stop: _Stop) -> cf.Future[Result | None]:
+    def _submit(self, pool: cf.Executor, job: Job, k: int, stop: _Stop) -> cf.Future[Result | None]:
         if self.threads:
             return pool.submit(_run_here, job, self.dataset, stop)
         with _no_interrupts():
-            return pool.submit(_run_there, job, str(self.dataset.path), self.dataset.fingerprint, str(stop.file))
+            return pool.submit(_run_there, job, k, str(self.dataset.path), self.dataset.fingerprint, str(stop.file))
 
     def _path(self, k: int) -> Path | None:
         return None if self.options.checkpoint is None else self.options.checkpoint / f"{self.name}-{k}"
@@ -244,6 +247,10 @@ class _Stop:
     def is_set(self) -> bool:
         return self.event.is_set()
 
+    def has_begun(self, k: int) -> bool:
+        """Whether a run in another process has; not every executor knows, and some cancel what is under way."""
+        return self.file is not None and self.file.with_name(str(k)).exists()
+
 
 def _run_here(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
     result = job.run(dataset, stop.event.is_set)
@@ -252,10 +259,12 @@ def _run_here(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
     return result
 
 
-def _run_there(job: Job, path: str, fingerprint: str, stop: str) -> Result | None:
+def _run_there(job: Job, k: int, path: str, fingerprint: str, stop: str) -> Result | None:
     """Run in a process of its own; the folder of `stop` goes when nobody waits any more."""
     home = Path(stop).parent
     local = home.exists()
+    if local:
+        (home / str(k)).touch()
     return job.run(_opened(path, fingerprint), lambda: local and (os.path.exists(stop) or not home.exists()))
 
 
@@ -283,8 +292,8 @@ def _collect(waiting: dict[cf.Future[Result | None], int], results: dict[int, Re
 
 def _abandon(waiting: dict[cf.Future[Result | None], int], results: dict[int, Result], stop: _Stop) -> None:
     """Wait for those that have begun, and drop the others; Ctrl-C once more ends the wait."""
-    for future in list(waiting):
-        if future.cancel():
+    for future, k in list(waiting.items()):
+        if not stop.has_begun(k) and future.cancel():
             del waiting[future]
     with suppress(KeyboardInterrupt):
         while waiting:

@@ -81,7 +81,12 @@ def test_dask_gives_the_same_bits(stored, tmp_path):
         ):
             found = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, executor=client.get_executor())
             points = sweep(stored, SETTINGS, over={"psi": [2, 3]}, rho0=RHO0, rng=7, executor=client.get_executor())
+            timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            partly = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=client.get_executor())
+            timer.join()
     assert same(found, one_by_one(stored, 3))
+    assert [one.status for one in partly.results] == [Status.INTERRUPTED] * 2
     assert [bits(result) for _, result in points] == [
         bits(learn(stored, SETTINGS, psi=psi, rho0=RHO0, rng=7)) for psi in (2, 3)
     ]
@@ -146,6 +151,8 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
         replicate(stored, SETTINGS, rng=8, resume=True, **common)
     with pytest.raises(ValueError, match=re.escape("has other settings: psi = 3.0, not 4.0")):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
+    with pytest.raises(ValueError, match="has other initial states"):
+        replicate(stored, SETTINGS, rng=7, resume=True, **(common | {"rho0": [1.0, 0, 0, 0]}))
     with pytest.raises(TypeError, match=r"^resume needs checkpoint"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, resume=True)
     assert (tmp_path / "runs" / PLAN).exists()

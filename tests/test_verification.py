@@ -121,7 +121,7 @@ def test_verdicts_against_the_exact_residuals_over_two_hundred_problems():
         least = max(flow / theory.flow_threshold(problem, 1.0), violation / theory.utility_threshold(problem, 1.0))
         eps = least * rng.choice([0.6, 1.5])
         error = problem.slater * (1 - problem.gamma) * eps / theory.VERIFICATION_DIVISOR
-        n = min(theory.verification_samples(problem, eps, delta), 100_000)
+        n = min(theory.verification_samples(problem, eps, delta), 40_000)
         room = min(theory.flow_threshold(problem, eps) - flow, theory.utility_threshold(problem, eps) - violation)
         if abs(room) > error:
             found = verify(result, cmdp.sample(n, mu, rng=rng), rho0=cmdp.rho0, eps=eps)
