@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from . import _checkpointing as checkpointing
+from . import _core, learning
 from . import _validation as check
-from . import learning
 from ._progress import Progress
 from ._setup import prepare
 from .dataset import Dataset
@@ -98,12 +98,13 @@ class Job:
         """Take the steps, from the checkpoint if there is one; None if it is too late to begin."""
         if stop():
             return None
-        path = self.options.checkpoint
-        if path is not None and path.exists():
-            setup = checkpointing.load(path, dataset, self.settings)
-        else:
+        path, options = self.options.checkpoint, replace(self.options, stop=stop)
+        with _core.Interrupts() as interrupts:
+            if path is not None and path.exists():
+                setup = checkpointing.load(path, dataset, self.settings)
+                return learning._drive(setup, dataset, options, interrupts, new=False)
             setup = prepare(dataset, self.settings, {}, rng=self.seed, **self.made_of)
-        return learning._drive(setup, dataset, replace(self.options, stop=stop))
+            return learning._drive(setup, dataset, options, interrupts, new=True)
 
 
 class Many:

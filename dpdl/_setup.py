@@ -67,7 +67,7 @@ class Setup:
             last_coordinates=self._log_coordinates(self.core.log_x),
             V_mean=V_mean,
             lam_mean=lam_mean,
-            V=self.core.point[1],
+            V=self.core.V_rows["v"].copy(),  # not core.point, which works out x for nothing
             log_lam=self.core.log_lam,
             premises=premises(run) if run else (),
             guarantee=guarantee(run) if run and status is Status.COMPLETED else None,
@@ -155,7 +155,7 @@ def prepare(
     radii = theory.radius_V(resolved.gamma, resolved.slater), theory.radius_lam(resolved.slater)
     facts = Facts(
         n_utilities=I,
-        n_reference=n_reference,
+        n_reference=None if n_reference is None else int(n_reference),
         kind=dataset.kind,
         fresh=resolved.order in fresh_orders and len(descent) >= resolved.T,
         disjoint=disjoint,

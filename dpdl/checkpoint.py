@@ -1,43 +1,59 @@
 """Checkpoints: one file that holds everything a run needs to go on, bit for bit.
 
-The file, all numbers little-endian:
+Version 1 of the format, all numbers little-endian:
 
     8 bytes     b"DPDLCKPT"
     4 bytes     version of the format (uint32), now 1
     8 bytes     length of the header (uint64)
-    header      JSON, UTF-8: see `_checkpointing`; and under "arrays" the name, dtype and shape of each array
+    header      one JSON object (ASCII): what `_checkpointing` says, and "arrays": a list of [name, dtype, shape]
     arrays      their bytes, one after the other, in that order
     32 bytes    SHA-256 of all that comes before
 
 It is written to a temporary file beside it, flushed to the disk, and renamed; the checkpoint that was there before is
 kept beside it with ``.previous`` appended. At every moment the path holds a whole checkpoint, the old or the new one.
-Nothing is ever unpickled, and no array is allocated before the file is known to hold it.
+A process that is killed leaves its temporary file behind, which the next one removes. Nothing is ever unpickled, and no
+array is allocated before the file is known to hold it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
+import shutil
+import stat
 import struct
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._folder import refuse, sync
+from ._header import parse_json
+
+if sys.platform != "win32":
+    import fcntl
+
 MAGIC, VERSION = b"DPDLCKPT", 1
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST = 32
 _DTYPES = ("<f8", "<i8", "<i4")
+_MAX_DIMENSIONS = 3
 PREVIOUS = ".previous"
 
 
-def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *, new: bool = False) -> None:
     """Put a checkpoint at `path`, whole or not at all; an OSError leaves the one that is there as it was.
+
+    With `new` it replaces nothing, and is a FileExistsError if there is something, however lately that came.
 
     Examples
     --------
@@ -50,111 +66,171 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -
     """
     plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]
-    text = json.dumps(header | {"arrays": described}).encode()
+    text = json.dumps(header | {"arrays": described}).encode("ascii")
     parts: list[Any] = [
         _PREFIX.pack(MAGIC, VERSION, len(text)),
         text,
         *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
     ]
-    sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     digest = hashlib.sha256()
-    try:
-        with open(temporary, "wb") as file:
-            for part in parts:
-                digest.update(part)
-                file.write(part)
-            file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        _keep_previous(path)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with _explained(path), _spare_name(path) as temporary, open(temporary, "xb") as file:
+        _lock(file.fileno())
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+        if sys.platform == "win32":
+            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it has its name
+        if new:
+            _move_to_free(temporary, path)
+        else:
+            _keep_previous(path)
+            os.replace(temporary, path)
+        with contextlib.suppress(OSError):  # makes the renaming last through a power cut, where the platform can
+            sync(path.parent)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Give back header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
-    size = path.stat().st_size
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
+        raise damaged(path, "it is not a regular file")
     with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size  # of what was opened: the path may have got a new file by now
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
-            raise _damaged(path, "it is not a dpdl checkpoint")
+            raise damaged(path, "it is not a dpdl checkpoint")
         _, version, length = _PREFIX.unpack(prefix)
         if version != VERSION:
-            raise _damaged(path, f"its format has version {version}, this dpdl reads version {VERSION}")
+            raise damaged(path, f"its format has version {version}, this dpdl reads version {VERSION}")
         if length > size - _PREFIX.size - _DIGEST:
-            raise _damaged(path, f"its header of {length} bytes does not fit into its {size} bytes")
+            raise damaged(path, f"its header of {length} bytes does not fit into its {size} bytes")
         # The sum is checked before a word of the header is believed.
         if _digest(file, size - _DIGEST) != file.read(_DIGEST):
-            raise _damaged(path, "its checksum is wrong")
+            raise damaged(path, "its checksum is wrong")
         file.seek(_PREFIX.size)
-        header = json.loads(file.read(length))
-        arrays, left = {}, size - _PREFIX.size - length - _DIGEST
-        for name, dtype, shape in header.pop("arrays"):
-            if dtype not in _DTYPES or any(not isinstance(n, int) or n < 0 for n in shape):
-                raise _damaged(path, f"array {name!r} has dtype {dtype!r} and shape {shape}")
-            n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-            if n_bytes > left:
-                raise _damaged(path, f"array {name!r} of {n_bytes} bytes does not fit into the {left} that are left")
-            left -= n_bytes
-            arrays[name] = np.frombuffer(file.read(n_bytes), dtype=dtype).reshape(shape)
-        if left:
-            raise _damaged(path, f"{left} bytes belong to no array")
+        try:
+            header = parse_json(file.read(length))
+            described = _described(header, size - _PREFIX.size - length - _DIGEST)
+        except (ValueError, RecursionError) as error:
+            raise damaged(path, str(error)) from None
+        arrays = {}
+        for name, dtype, shape in described:
+            raw = file.read(math.prod(shape) * dtype.itemsize)
+            if len(raw) < math.prod(shape) * dtype.itemsize:
+                raise damaged(path, "it became shorter while it was read")
+            arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
     return header, arrays
+
+
+def _described(header: Any, n_bytes: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Take the description of the arrays, which together have `n_bytes`, out of the header."""
+    if not isinstance(header, dict) or not isinstance(header.get("arrays"), list):
+        raise ValueError("its header has no list of arrays")
+    found, left = {}, n_bytes
+    for item in header.pop("arrays"):
+        if not isinstance(item, list) or [type(part) for part in item] != [str, str, list]:
+            raise ValueError(f"an array is described as {item!r:.200}")
+        name, dtype, shape = item
+        sound = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and 0 <= n <= n_bytes for n in shape)
+        if name in found or dtype not in _DTYPES or not sound:
+            raise ValueError(f"array {name!r:.200} has dtype {dtype!r:.200} and shape {shape!r:.200}")
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size > left:
+            raise ValueError(f"array {name!r} of {size} bytes does not fit into the {left} that are left")
+        left -= size
+        found[name] = name, np.dtype(dtype), tuple(shape)
+    if left:
+        raise ValueError(f"{left} bytes belong to no array")
+    return list(found.values())
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise a FileExistsError if a new run would replace something."""
+    if path.is_dir():
+        refuse(path, "it is a folder, and a checkpoint is a file")
+    if os.path.lexists(path):
+        refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
 
 
 def sweep(path: Path) -> None:
     """Remove temporary files of checkpoints at `path` whose writers are gone."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.tmp")
+    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.tmp")
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
-            found = pattern.fullmatch(entry.name)
-            if found and not _alive(int(found[1])):
+            if pattern.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
+                    _remove_unless_locked(entry.path)
 
 
-def _alive(pid: int) -> bool:
-    """Whether another process of that number may still be writing."""
-    if pid == os.getpid():
-        return False
+def _remove_unless_locked(path: str) -> None:
+    """Remove a file that nobody is writing: Windows refuses to remove an open one, elsewhere its writer holds a lock.
+
+    A process number in its name would not do: in two containers two processes may have the same one.
+    """
+    if sys.platform == "win32":
+        os.unlink(path)
+        return
+    descriptor = os.open(path, os.O_RDWR)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # some network file systems have no locks; nothing is swept there either
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say in every OSError what could not be written; a full disk does not name the file by itself."""
+    try:
+        yield
+    except FileExistsError:  # says it already
+        raise
+    except OSError as error:
+        reason = f"{error.strerror or error}: the checkpoint could not be written"
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+
+
+@contextlib.contextmanager
+def _spare_name(path: Path) -> Iterator[Path]:
+    """A name beside `path` that nobody else has, and that nothing is left under."""
+    spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield spare
+    finally:
+        with contextlib.suppress(OSError):
+            spare.unlink()
 
 
 def _keep_previous(path: Path) -> None:
     """Give the checkpoint at `path` a second name, so that it outlives its successor's arrival at the first one."""
     if not path.exists():
         return
-    spare = path.with_name(f".{path.name}.{os.getpid()}.tmp2")
-    previous = path.with_name(path.name + PREVIOUS)
-    with contextlib.suppress(FileNotFoundError):
-        spare.unlink()
-    try:
-        os.link(path, spare)
-    except OSError:  # a file system without hard links: for a moment only the previous one is there
-        os.replace(path, previous)
-        return
-    os.replace(spare, previous)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming last through a power cut, where the platform can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+    with _spare_name(path) as spare:
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            os.link(path, spare)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, spare)
+        os.replace(spare, path.with_name(path.name + PREVIOUS))
+
+
+def _move_to_free(temporary: Path, path: Path) -> None:
+    """Give a file its name unless something has that name: of two runs that begin together, one is refused."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        refuse_existing(path)
+        raise
+    except OSError:  # a file system without hard links
+        refuse_existing(path)
+        os.replace(temporary, path)
 
 
 def _digest(file: Any, n_bytes: int) -> bytes:
@@ -170,7 +246,8 @@ def _digest(file: Any, n_bytes: int) -> bytes:
     return digest.digest()
 
 
-def _damaged(path: Path, what: str) -> ValueError:
+def damaged(path: Path, what: str) -> ValueError:
+    """Make the error that a checkpoint cannot be used, which says where the one before it is."""
     previous = path.with_name(path.name + PREVIOUS)
     hint = f"; the one before it is at {previous}" if previous.exists() else ""
     return ValueError(f"checkpoint {path} cannot be used: {what}{hint}")

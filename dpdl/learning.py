@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from . import _checkpointing as checkpointing
 from . import _core
 from . import _validation as check
+from . import checkpoint as checkpoint_file
 from ._progress import Progress
 from ._setup import Setup, prepare
 from .dataset import Dataset
@@ -108,8 +109,8 @@ def learn(
         Stop after so many seconds, with a status of its own.
     checkpoint : path, optional
         Keep a checkpoint there, from which `resume` goes on bit for bit: one at once, one every `every` seconds, one at
-        the end, however it comes. There must be none yet. If one cannot be written later on, the one before it stays,
-        a RuntimeWarning and the result's notes say so, and the run goes on.
+        the end, however it comes, be it by an error of the callback. There must be none yet. If one cannot be written
+        later on, the one before it stays, a RuntimeWarning and the result's notes say so, and the run goes on.
     every : float, optional
         Seconds between two checkpoints.
     chunk : int, optional
@@ -118,7 +119,9 @@ def learn(
     Returns
     -------
     Result
-        Also when interrupted with Ctrl-C, in whichever thread this runs: then for the steps taken.
+        Also when interrupted with Ctrl-C, in whichever thread this runs: then for the steps taken. Pressed once more,
+        it gives up the checkpoint that is being written, and the notes say so. Before the first step it is an
+        exception, and where SIGINT has a handler that is not Python's own, that handler decides.
 
     Examples
     --------
@@ -141,14 +144,12 @@ def learn(
         check_slater=check_slater,
         chunk=chunk,
     )
-    setup = prepare(dataset, settings, keywords, rho0, initial_states, rng, n_reference, reference, start, known)
-    if options.checkpoint is not None:
-        if options.checkpoint.exists():
-            raise FileExistsError(
-                f"{options.checkpoint} exists; dpdl.resume goes on with it, or remove it to start anew"
-            )
-        checkpointing.can_be_saved(setup)
-    return _drive(setup, dataset, options)
+    with _core.Interrupts() as interrupts:
+        setup = prepare(dataset, settings, keywords, rho0, initial_states, rng, n_reference, reference, start, known)
+        if options.checkpoint is not None:
+            checkpoint_file.refuse_existing(options.checkpoint)
+            checkpointing.can_be_saved(setup)
+        return _drive(setup, dataset, options, interrupts, new=True)
 
 
 def resume(
@@ -191,6 +192,8 @@ def resume(
     >>> half.status.name, whole.n_steps, bool((whole.x_mean == learn(log, **options, rng=0).x_mean).all())
     ('STEP_LIMIT', 1000, True)
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a path, got {type(path).__name__}")
     options = Options.checked(
         callback=callback,
         callback_every=callback_every,
@@ -204,7 +207,9 @@ def resume(
         chunk=chunk,
     )
     assert options.checkpoint is not None
-    return _drive(checkpointing.load(options.checkpoint, dataset, settings), dataset, options)
+    with _core.Interrupts() as interrupts:
+        setup = checkpointing.load(options.checkpoint, dataset, settings)
+        return _drive(setup, dataset, options, interrupts, new=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,28 +241,27 @@ class Options:
         for name, at_least in (("callback_every", 1), ("chunk", 1), ("step_limit", 0)):
             if given[name] is not None:
                 given[name] = check.whole(name, given[name], at_least=at_least)
-        for name in ("callback_seconds", "every"):
-            if given[name] is not None:
-                given[name] = check.real(name, given[name], at_least=0)
+        if given["callback_seconds"] is not None:
+            given["callback_seconds"] = check.real("callback_seconds", given["callback_seconds"], at_least=0)
+        given["every"] = check.real("every", given["every"], at_least=0)
         limit = given["time_limit"]
         given["time_limit"] = math.inf if limit is None else check.real("time_limit", limit, at_least=0)
         if given["checkpoint"] is not None:
             if not isinstance(given["checkpoint"], (str, os.PathLike)):
                 raise TypeError(f"checkpoint must be a path, got {type(given['checkpoint']).__name__}")
-            given["checkpoint"] = Path(given["checkpoint"]).absolute()
+            given["checkpoint"] = Path(os.path.realpath(given["checkpoint"]))  # a link is followed, not replaced
         return cls(**given)
 
 
-def _drive(setup: Setup, dataset: Dataset, options: Options) -> Result:
+def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.Interrupts, *, new: bool) -> Result:
     """Take the steps that are left, and make a result of them."""
     core, planned = setup.core, setup.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if total == planned else Status.STEP_LIMIT, 0
-    if options.checkpoint is not None:
-        checkpointing.save(options.checkpoint, setup, dataset)  # before any work, so that a bad path costs none
+    keeper = _Keeper(setup, dataset, options.checkpoint, new)
     try:
-        with _core.Interrupts() as interrupts, Progress(total, options.progress, core.n_steps) as bar:
-            timer = _Timer(setup, dataset, options)
+        with Progress(total, options.progress, core.n_steps) as bar:
+            timer = _Timer(setup, keeper, options)
             while core.n_steps < total and code == 0:
                 if time.monotonic() >= timer.deadline:
                     status = Status.TIME_LIMIT
@@ -267,16 +271,23 @@ def _drive(setup: Setup, dataset: Dataset, options: Options) -> Result:
                 if code == 0:
                     timer.attend()
                 bar.update(core.n_steps)
-                if (interrupts.seen and _nobody_else_minds()) or (options.stop is not None and options.stop()):
+                if (interrupts.came() and _nobody_else_minds()) or (options.stop is not None and options.stop()):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except StopIteration:
         status = Status.STOPPED
-    try:
-        return _finish(setup, dataset, options, status, code)
-    except KeyboardInterrupt:  # pressed once more, or a little late: the work is not lost
-        return setup.result(Status.INTERRUPTED)
+    except BaseException:  # an error of the callback, a SystemExit at SIGTERM: the caller's, but no work is lost to it
+        if code == 0:
+            keeper.keep()
+        raise
+    while True:
+        try:
+            return _finish(setup, dataset, options, keeper, status, code)
+        except KeyboardInterrupt:
+            # A little late, or once more: the result is not lost. Whoever insists does not have to wait for the disk.
+            keeper.hurried = status is Status.INTERRUPTED
+            status = Status.INTERRUPTED
 
 
 def _nobody_else_minds() -> bool:
@@ -285,11 +296,10 @@ def _nobody_else_minds() -> bool:
     return not main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def _finish(setup: Setup, dataset: Dataset, options: Options, status: Status, code: int) -> Result:
-    if options.checkpoint is not None and code == 0:
-        _try_to_save(options.checkpoint, setup, dataset)
+def _finish(setup: Setup, dataset: Dataset, options: Options, keeper: _Keeper, status: Status, code: int) -> Result:
     if code:
         return setup.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
+    keeper.keep()
     wanted = options.check_slater
     if status is Status.COMPLETED and (wanted or (wanted is None and _quick_to_check(dataset))):
         contradiction = _contradiction(dataset, setup)
@@ -298,11 +308,50 @@ def _finish(setup: Setup, dataset: Dataset, options: Options, status: Status, co
     return setup.result(status)
 
 
+class _Keeper:
+    """The checkpoint of a run, if it keeps one; writes it at once, so that a bad path costs no work."""
+
+    def __init__(self, setup: Setup, dataset: Dataset, path: Path | None, new: bool) -> None:
+        self.setup, self.dataset, self.path = setup, dataset, path
+        self.hurried = False
+        self.trouble = ""
+        self.steps = setup.core.n_steps  # of the checkpoint that is there
+        if path is not None and (new or self.steps < setup.settings.T):
+            checkpointing.save(path, setup, dataset, new=new)
+
+    def keep(self) -> None:
+        """Bring it up to date; a full disk must not cost a run of days, but must not go unnoticed either."""
+        n_steps = self.setup.core.n_steps
+        if self.path is None or n_steps == self.steps:
+            return
+        if self.hurried:
+            self._note("it was interrupted")
+            return
+        try:
+            checkpointing.save(self.path, self.setup, self.dataset)
+        except (OSError, MemoryError) as error:
+            self._note(str(error) or type(error).__name__)
+            log.error(self.trouble)
+            warnings.warn(self.trouble, RuntimeWarning, stacklevel=2)
+        else:
+            self.steps = n_steps
+            self._note("")
+
+    def _note(self, reason: str) -> None:
+        """Say in the results from now on why the checkpoint is behind, or no longer that it is."""
+        notes = tuple(note for note in self.setup.notes if note != self.trouble)
+        self.trouble = reason and (
+            f"the checkpoint {self.path} could not be written after {self.setup.core.n_steps} steps ({reason}); "
+            f"the one before it, of {self.steps} steps, is still there"
+        )
+        self.setup.notes = (*notes, self.trouble) if reason else notes
+
+
 class _Timer:
     """What is due when: the callback, the next checkpoint, the end of the time."""
 
-    def __init__(self, setup: Setup, dataset: Dataset, options: Options) -> None:
-        self.setup, self.dataset, self.options = setup, dataset, options
+    def __init__(self, setup: Setup, keeper: _Keeper, options: Options) -> None:
+        self.setup, self.keeper, self.options = setup, keeper, options
         now = time.monotonic()
         self.deadline = now + options.time_limit
         self.saved = self.called = now
@@ -326,22 +375,8 @@ class _Timer:
                 self.called = now
                 options.callback(self.setup.result(Status.RUNNING))
         if options.checkpoint is not None and now - self.saved >= options.every:
-            _try_to_save(options.checkpoint, self.setup, self.dataset)
+            self.keeper.keep()
             self.saved = time.monotonic()
-
-
-def _try_to_save(path: Path, setup: Setup, dataset: Dataset) -> None:
-    """Write a checkpoint; a full disk must not cost a run of days, but must not go unnoticed either."""
-    try:
-        checkpointing.save(path, setup, dataset)
-    except OSError as error:
-        message = (
-            f"the checkpoint {path} could not be written after {setup.core.n_steps} steps ({error}); "
-            "the one before it is still there"
-        )
-        log.error(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        setup.notes = (*(note for note in setup.notes if not note.startswith("the checkpoint ")), message)
 
 
 def _quick_to_check(dataset: Dataset) -> bool:
@@ -373,8 +408,3 @@ def _contradiction(dataset: Dataset, setup: Setup) -> str | None:
     return (
         f"slater = {s.slater:g} is contradicted by the data: with confidence {1 - s.delta:g}, no policy{where} {found}"
     )
-
-
-def _next_size(size: int, seconds: float) -> int:
-    """A chunk of about CHUNK_SECONDS, growing at most eightfold at a time."""
-    return max(1, min(8 * size, int(size * CHUNK_SECONDS / max(seconds, 1e-9))))

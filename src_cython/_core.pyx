@@ -66,37 +66,38 @@ def aligned(n, dtype):
 
 watching_lock = threading.Lock()
 cdef int64_t watchers = 0       # runs under way
-cdef bint watching = False
 
 
 cdef class Interrupts:
     """While open, SIGINT is counted on its way to Python, so that a run in any thread sees it.
 
-    `seen` says whether one came since this was opened; on a platform without sigaction, never.
+    On a platform without sigaction none is ever seen.
     """
 
     cdef int64_t before
 
     def __enter__(self):
-        global watchers, watching
+        global watchers
         with watching_lock:
-            if watchers == 0:
-                watching = _interrupt.dpdl_watch()
             watchers += 1
+            _interrupt.dpdl_watch()
         self.before = _interrupt.dpdl_interrupt_count()
         return self
 
     def __exit__(self, *exception):
-        global watchers, watching
+        global watchers
         with watching_lock:
             watchers -= 1
-            if watchers == 0 and watching:
+            if watchers == 0:
                 _interrupt.dpdl_unwatch()
-                watching = False
 
-    @property
-    def seen(self):
-        return _interrupt.dpdl_interrupt_count() != self.before
+    def came(self):
+        """Whether one came since this was opened, or last asked."""
+        cdef int64_t before = self.before
+        with watching_lock:
+            _interrupt.dpdl_watch()     # somebody may have replaced the handler meanwhile
+        self.before = _interrupt.dpdl_interrupt_count()
+        return self.before != before
 
 
 cdef bitgen_t *bits_of(object bit_generator) except NULL:

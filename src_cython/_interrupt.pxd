@@ -13,7 +13,7 @@ cdef extern from *:
     #include <time.h>
     #if defined(_WIN32)
     static volatile long dpdl_interrupts = 0;
-    static int dpdl_watch(void) { return 0; }
+    static void dpdl_watch(void) { }
     static void dpdl_unwatch(void) { }
     static inline double dpdl_clock(void) {
         struct timespec t;
@@ -24,6 +24,7 @@ cdef extern from *:
     #include <signal.h>
     static volatile sig_atomic_t dpdl_interrupts = 0;
     static struct sigaction dpdl_before;
+    static int dpdl_placed = 0;     /* our handler was put there, and has not been taken away by us */
     static void dpdl_count(int number, siginfo_t *info, void *context) {
         dpdl_interrupts = (sig_atomic_t)((unsigned)dpdl_interrupts + 1u);
         if (dpdl_before.sa_flags & SA_SIGINFO) {
@@ -32,22 +33,34 @@ cdef extern from *:
             dpdl_before.sa_handler(number);
         }
     }
-    /* Count SIGINT from now on; 0 if it is ignored or has its default effect: then nobody is there to hand it on to. */
-    static int dpdl_watch(void) {
-        struct sigaction ours;
-        if (sigaction(SIGINT, NULL, &dpdl_before)) return 0;
-        if (!(dpdl_before.sa_flags & SA_SIGINFO)
-            && (dpdl_before.sa_handler == SIG_DFL || dpdl_before.sa_handler == SIG_IGN)) return 0;
-        ours = dpdl_before;
+    static int dpdl_is_ours(const struct sigaction *a) {
+        return (a->sa_flags & SA_SIGINFO) && a->sa_sigaction == dpdl_count;
+    }
+    static int dpdl_is_the_one_before(const struct sigaction *a) {
+        if ((a->sa_flags ^ dpdl_before.sa_flags) & SA_SIGINFO) return 0;
+        return a->sa_flags & SA_SIGINFO ? a->sa_sigaction == dpdl_before.sa_sigaction
+                                        : a->sa_handler == dpdl_before.sa_handler;
+    }
+    /* Count SIGINT from now on, unless it is ignored or has its default effect: then nobody is there to hand it on to.
+       Python replaces our handler by its own whenever signal.signal is called, as asyncio.run does; then ours goes on
+       top again. Any other that replaced ours may hand on to it, and would never stop if ours handed on to that. */
+    static void dpdl_watch(void) {
+        struct sigaction now, ours;
+        if (sigaction(SIGINT, NULL, &now) || dpdl_is_ours(&now)) return;
+        if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)) return;
+        if (dpdl_placed && !dpdl_is_the_one_before(&now)) return;
+        dpdl_before = now;
+        ours = now;
         ours.sa_sigaction = dpdl_count;
         ours.sa_flags |= SA_SIGINFO;
-        return sigaction(SIGINT, &ours, NULL) == 0;
+        dpdl_placed = sigaction(SIGINT, &ours, NULL) == 0;
     }
     /* Put back what was there, unless somebody else has replaced our handler since. */
     static void dpdl_unwatch(void) {
         struct sigaction now;
-        if (sigaction(SIGINT, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == dpdl_count)
-            sigaction(SIGINT, &dpdl_before, NULL);
+        if (sigaction(SIGINT, NULL, &now)) return;
+        if (dpdl_is_ours(&now)) dpdl_placed = sigaction(SIGINT, &dpdl_before, NULL) != 0;
+        else if (dpdl_is_the_one_before(&now)) dpdl_placed = 0;
     }
     static inline double dpdl_clock(void) {
         struct timespec t;
@@ -57,7 +70,7 @@ cdef extern from *:
     #endif
     static inline int64_t dpdl_interrupt_count(void) { return (int64_t)dpdl_interrupts; }
     """
-    int dpdl_watch() noexcept nogil
+    void dpdl_watch() noexcept nogil
     void dpdl_unwatch() noexcept nogil
     double dpdl_clock() noexcept nogil
     int64_t dpdl_interrupt_count() noexcept nogil
