@@ -1,10 +1,12 @@
 """A progress bar for runs longer than two seconds, on a terminal only: tqdm where installed, else a plain line.
 
-Where there is no terminal, the logger "dpdl" is told every ten seconds, at level INFO.
+Where there is no terminal, the logger "dpdl" is told every ten seconds, at level INFO; also where there is none any
+more: a run of days outlives the terminal that it was started from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -33,7 +35,7 @@ class Progress:
 
     def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
         self.total, self.first, self.label = total, first, label
-        self.show = sys.stderr is not None and (sys.stderr.isatty() if show is None else show)
+        self.show = sys.stderr is not None and (_on_terminal() if show is None else show)
         self.started = self.drawn = time.monotonic()
         self.bar: Any = None
         self.width = 0
@@ -47,11 +49,17 @@ class Progress:
         if now - self.started < DELAY or now - self.drawn < (INTERVAL if self.show else LOG_INTERVAL):
             return
         self.drawn = now
-        if not self.show:
+        if self.show:
+            try:
+                self._draw(done, now)
+            except (OSError, ValueError):  # it is closed
+                self.show = False
+        else:
             log.info("%s", self._line(done, now))
-            return
+
+    def _draw(self, done: int, now: float) -> None:
         if self.bar is None and self.width == 0:
-            self.bar = _tqdm(self.total, self.first, self.label)
+            self.bar = _tqdm(self.total, done, self.label)
         if self.bar is not None:
             self.bar.update(done - self.bar.n)
         else:
@@ -67,10 +75,18 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        elif self.width:
-            print("\r" + " " * self.width + "\r", end="", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):
+            if self.bar is not None:
+                self.bar.close()
+            elif self.width:
+                print("\r" + " " * self.width + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _on_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def _tqdm(total: int, first: int, label: str) -> Any:
