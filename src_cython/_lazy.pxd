@@ -37,12 +37,14 @@ from libc.stdint cimport int32_t, int64_t
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V
 from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, solve
 from _model cimport Counters, Head, Model, utilities
+from _random cimport dpdl_prefetch
 from _sums cimport Sum, add, reset, value
 
 cdef enum:
     DEGREE = 12
     N_MOMENTS = 13      # DEGREE + 1
     ROW = 16            # a bin's moments start on a cache line
+    AHEAD = 16          # members of a bin lie all over memory: ask for them so many before they are needed
 
 cdef extern from *:
     """
@@ -251,6 +253,8 @@ cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
     for p in range(N_MOMENTS):
         f.moment[ROW * b + p] = 0.0
     for k in range(f.first[b], f.first[b + 1]):
+        if k + AHEAD < f.first[b + 1]:
+            dpdl_prefetch(&f.member[f.order[k + AHEAD]])
         i = &f.member[f.order[k]]
         add(&i.acc, i.z * past_of(f, i))
         i.log_z -= f.shift[b] + i.d * f.tau[b]

@@ -1,0 +1,932 @@
+"""Checkpoints: a run goes on from one bit for bit, and nothing but a whole one of the same run is taken for one."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpdl
+from dpdl import _checkpointing, checkpoint, learning
+from dpdl.dataset import Dataset
+from dpdl.learning import learn, resume
+from dpdl.reference import Reference, estimate_reference
+from dpdl.result import Status
+from dpdl.settings import Settings
+from long_runs import GOOD, LOG, RHO0, Mother, T, bits, greedy_log, run
+from problems import ORDERS, random_log
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.ckpt"
+
+
+@cache
+def whole(order="replacement"):
+    return bits(run(order=order))
+
+
+def strays(path):
+    """Files beside a checkpoint that are neither it nor the one before it."""
+    return sorted({file.name for file in path.parent.iterdir()} - {path.name, path.name + checkpoint.PREVIOUS})
+
+
+def identity(path):
+    """Changes whenever another file takes the place of this one."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def break_off(path, n_steps, **changes):
+    """A run that is interrupted a step or a few after that one, in the middle of a block of draws."""
+
+    def press(result):
+        raise KeyboardInterrupt
+
+    log = changes.get("log", LOG)
+    run(checkpoint=path, step_limit=n_steps, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "CHUNK_SECONDS", 0.0)  # back after a step or so, with thousands drawn ahead
+        return resume(path, log, callback=press, callback_seconds=0)
+
+
+# ---- Going on, bit for bit ----
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_run_goes_on_bit_for_bit_from_wherever_it_was_broken_off(order, path):
+    rng = np.random.default_rng(0)
+    ahead = 0
+    for n_steps in rng.integers(0, T, 50).tolist():
+        half = break_off(path, n_steps, order=order)
+        assert half.status is Status.INTERRUPTED
+        assert n_steps < half.n_steps <= n_steps + 256
+        ahead += len(checkpoint.read(path)[1]["records_ahead"]) > 0
+        assert bits(half) == bits(run(order=order, step_limit=half.n_steps))
+        result = resume(path, LOG)
+        assert result.status is Status.COMPLETED
+        assert bits(result) == whole(order)
+        path.unlink()
+    assert ahead > 40
+    counts = whole(order)[2]
+    assert min(counts[f"case_{k}"] for k in (1, 2, 3, 4)) > 100
+    assert min(counts["capped"], counts["rebases"], counts["refreshes"]) > 50
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_same_where_updates_jump_and_x_falls_below_the_smallest_double(order, path):
+    log = greedy_log(seed=2)
+    changes = {"eta": 0.3, "alpha_x": 0.05, "floor": 1e-5, "refresh": 13, "T": 3000, "order": order}
+    expected = run(log, **changes)
+    assert expected.diagnostics["jumps"] > 0
+    assert expected.last.x.min() < 1e-300
+    for n_steps in np.random.default_rng(1).integers(0, 3000, 10).tolist():
+        run(log, **changes, step_limit=n_steps, checkpoint=path)
+        assert bits(resume(path, log)) == bits(expected)
+        path.unlink()
+
+
+def test_a_run_in_many_pieces(path):
+    result = run(checkpoint=path, step_limit=0)
+    assert (result.status, result.n_steps) == (Status.STEP_LIMIT, 0)
+    for limit in (1, 2, 96, 97, 98, 1500, 1500, 4096, 5999):
+        result = resume(path, LOG, step_limit=limit)
+        assert (result.status, result.n_steps) == (Status.STEP_LIMIT, limit)
+        assert bits(result) == bits(run(step_limit=limit))
+    assert bits(resume(path, LOG)) == whole()
+
+
+@pytest.mark.parametrize("name", _checkpointing.GENERATORS)
+@pytest.mark.parametrize("order", ["replacement", "shuffle"])
+def test_every_generator_goes_on(name, order, path):
+    def generator():
+        rng = np.random.Generator(getattr(np.random, name)(3))
+        rng.integers(0, 10, dtype=np.uint32)  # half a word is left over, which is part of the state
+        return rng
+
+    break_off(path, 700, order=order, rng=generator())
+    assert bits(resume(path, LOG)) == bits(run(order=order, rng=generator()))
+
+
+def with_start():
+    return run(rng=1, T=100).last
+
+
+def numpy_reference():
+    sizes = np.array([len(LOG), 12, 4])
+    return Reference(LOG.pairs, LOG.counts, sizes[0], np.float64(GOOD["floor"]), sizes[1], sizes[2])
+
+
+VARIANTS = {
+    "no utilities": lambda: (greedy_log(n_utilities=0), {}),
+    "many utilities": lambda: (greedy_log(n_utilities=7), {}),
+    "every pair seen": lambda: (random_log(4, 2, 400, 1, seed=2), {"rho0": np.full(4, 0.25), "floor": 1e-3}),
+    "one initial state": lambda: (LOG, {"rho0": np.eye(12)[3]}),
+    "logged initial states": lambda: (LOG, {"rho0": None, "initial_states": [0, 3, 3, 11]}),
+    "a split log": lambda: (LOG, {"n_reference": 100}),
+    "a split log, in NumPy's numbers": lambda: (LOG, {"n_reference": np.int64(100), "T": np.int32(6000)}),
+    "a split log, as a float": lambda: (LOG, {"n_reference": 1e2, "T": 6e3}),
+    "a given reference": lambda: (LOG[50:], {"reference": estimate_reference(LOG[:80], GOOD["floor"])}),
+    "a reference in NumPy's numbers": lambda: (LOG, {"reference": numpy_reference()}),
+    "a given start": lambda: (LOG, {"start": with_start()}),
+    "part of a log": lambda: (LOG[7:40], {}),
+    "every third record": lambda: (LOG[::3], {"order": "shuffle"}),
+    "one record": lambda: (LOG[5:6], {"order": "shuffle"}),
+    "theory's settings": lambda: (LOG, {"eta": None, "alpha_x": None, "radius_V": None, "kappa": 0.1, "refresh": None}),
+    "an accuracy": lambda: (LOG, {"eps": 0.3, "known": ["psi", "slater"], "mixing_time": 2.5, "order": "trajectory"}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_run_goes_on(variant, path):
+    log, changes = VARIANTS[variant]()
+    expected = run(log, **changes)
+    break_off(path, 1000, log=log, **changes)
+    result = resume(path, log)
+    assert bits(result) == bits(expected)
+    for name in ("status", "message", "settings", "premises", "guarantee", "notes"):
+        assert getattr(result, name) == getattr(expected, name), name
+    np.testing.assert_array_equal(result.reference.mu_hat, expected.reference.mu_hat)
+
+
+def test_a_log_may_be_in_memory_before_and_in_a_folder_after_and_the_other_way_round(path, tmp_path):
+    LOG.save(tmp_path / "log")
+    opened = Dataset.open(tmp_path / "log")
+    for before, after in ((LOG, opened), (opened, LOG), (opened, Dataset.open(tmp_path / "log", mmap=False))):
+        break_off(path, 2000, log=before, order="shuffle")
+        assert bits(resume(path, after)) == whole("shuffle")
+        path.unlink()
+
+
+def test_a_trajectory_goes_on_with_its_estimated_mixing_time(path):
+    rng = np.random.default_rng(0)
+    s, a = rng.integers(0, 3, 20_001), rng.integers(0, 2, 20_000)
+    log = Dataset(
+        s[:-1], a, s[1:], rng.uniform(0, 1, 20_000), np.zeros((20_000, 0)), n_states=3, n_actions=2, starts=[0]
+    )
+    settings = Settings(gamma=0.5, psi=2, slater=1, T=2000, order="trajectory", mixing_time="estimate")
+    expected = learn(log, settings, rho0=[1, 0, 0], rng=0)
+    learn(log, settings, rho0=[1, 0, 0], rng=0, step_limit=700, checkpoint=path)
+    result = resume(path, log, settings)
+    assert bits(result) == bits(expected)
+    assert (result.settings, result.premises) == (expected.settings, expected.premises)
+    with pytest.raises(ValueError, match="other settings: mixing_time = "):
+        resume(path, log, replace(settings, mixing_time=1.5))
+
+
+def test_a_completed_run_gives_its_result_again_and_writes_nothing(path):
+    expected = run(checkpoint=path)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    result = resume(path, LOG)
+    assert (result.status, result.notes) == (Status.COMPLETED, expected.notes)
+    assert bits(result) == bits(expected) == whole()
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_limits_count_steps_from_the_beginning_and_time_from_now(path):
+    run(checkpoint=path, step_limit=500)
+    late = resume(path, LOG, step_limit=100)
+    assert (late.status, late.n_steps) == (Status.STEP_LIMIT, 500)
+    timely = resume(path, LOG, time_limit=0)
+    assert (timely.status, timely.n_steps) == (Status.TIME_LIMIT, 500)
+    assert bits(timely) == bits(late) == bits(run(step_limit=500))
+    assert bits(resume(path, LOG, time_limit=100)) == whole()
+
+
+def test_settings_may_be_given_to_make_sure(path):
+    settings = Settings(**GOOD)
+    learn(LOG, settings, rho0=RHO0, rng=5, step_limit=500, checkpoint=path)
+    for same in (settings, settings.resolve(12, 4, 2)):
+        assert resume(path, LOG, same, step_limit=500).n_steps == 500
+    for name, value, was in (
+        ("psi", 5.0, 6.0),
+        ("order", "shuffle", "replacement"),
+        ("T", 5999, 6000),
+        ("refresh", None, 97),
+        ("radius_V", None, 0.5),  # None is not "whatever": a run without it would have theory's
+        ("mixing_time", "estimate", None),
+    ):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* other settings: {name} = {was!r}, not "):
+            resume(path, LOG, replace(settings, **{name: value}))
+
+
+# ---- Killed ----
+
+
+@posix
+@pytest.mark.parametrize("order", ["replacement", "shuffle"])
+@pytest.mark.parametrize("n_lives", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bit(order, n_lives, path):
+    rng = np.random.default_rng(7)
+    run(T=10**12, order=order, step_limit=10, checkpoint=path)
+    steps = [10]
+    seen = set()
+    with Mother() as mother:
+        for k in range(n_lives):
+            before, patience = identity(path), time.monotonic() + 30
+            child = mother.bear("go_on_endlessly", str(path))
+            while k % 5 and identity(path) == before:  # four out of five live to write
+                assert time.monotonic() < patience
+                time.sleep(0.0005)
+            time.sleep(rng.uniform(0, 0.015))
+            os.kill(child, signal.SIGKILL)
+            assert mother.bury() == -signal.SIGKILL
+            seen.update(strays(path))
+            _, arrays = checkpoint.read(path)
+            checkpoint.read(path.with_name(path.name + checkpoint.PREVIOUS))
+            steps.append(int(arrays["counters"][0]))
+    assert (np.diff(steps) >= 0).all()
+    assert len(set(steps)) > n_lives // 4  # many lives were long enough to get on
+    assert seen  # and some ended in the middle of writing,
+    limit = steps[-1] + 1000
+    assert bits(resume(path, LOG, step_limit=limit)) == bits(run(T=10**12, order=order, step_limit=limit))
+    assert strays(path) == []  # of which nothing remains
+
+
+@posix
+def test_a_process_killed_before_its_first_checkpoint_is_complete_leaves_none(path):
+    rng = np.random.default_rng(8)
+    with Mother() as mother:
+        for _ in range(20):
+            child = mother.bear("begin_endless", str(path), "replacement")
+            time.sleep(rng.uniform(0, 0.01))
+            os.kill(child, signal.SIGKILL)
+            mother.bury()
+            if path.exists():
+                checkpoint.read(path)
+                path.unlink()
+    run(checkpoint=path, step_limit=3)
+    assert strays(path) == []
+
+
+# ---- The file ----
+
+
+def test_the_file_is_as_documented(path):
+    break_off(path, 3000, order="shuffle")
+    content = path.read_bytes()
+    magic, version, length = struct.unpack("<8sIQ", content[:20])
+    assert (magic, version) == (b"DPDLCKPT", 1)
+    assert hashlib.sha256(content[:-32]).digest() == content[-32:]
+    header = json.loads(content[20 : 20 + length])
+    assert header["dpdl"] == dpdl.__version__
+    assert header["fingerprint"] == LOG.fingerprint
+    arrays, first = {}, 20 + length
+    for name, dtype, shape in header["arrays"]:
+        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = np.frombuffer(content[first : first + n_bytes], dtype).reshape(shape)
+        first += n_bytes
+    assert first == len(content) - 32
+    n, b = arrays["x"].shape[1], arrays["frame"].shape[1]
+    n_ahead = len(arrays["records_ahead"])
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "pairs": (n - 1,),
+        "reference_pairs": (len(LOG.pairs),),
+        "reference_counts": (len(LOG.pairs),),
+        "initial": (12,),
+        "x": (4, n),
+        "frame": (3, b),
+        "moments": (2, b, 16),
+        "sums": (4,),
+        "steps": (2,),
+        "V": (3, 12),
+        "V_since": (12,),
+        "lam": (4, 2),
+        "counters": (10,),
+        "records_ahead": (n_ahead,),
+        "initial_ahead": (n_ahead,),
+        "position": (1,),
+        "permutation": (300,),
+    }
+    for name in (*header.keys() - {"arrays"}, *arrays):
+        assert re.search(rf"\b{name}\b", _checkpointing.__doc__), name
+
+
+def test_the_one_before_is_kept(path):
+    run(checkpoint=path, step_limit=100)
+    resume(path, LOG, step_limit=250)
+    previous = path.with_name("run.ckpt.previous")
+    assert checkpoint.read(path)[1]["counters"][0] == 250
+    assert checkpoint.read(previous)[1]["counters"][0] == 100
+    assert bits(resume(previous, LOG)) == whole()
+
+
+def test_without_hard_links_too(path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    test_the_one_before_is_kept(path)
+    path.write_bytes(b"")
+    with pytest.raises(FileExistsError, match=r"dpdl.resume goes on with it.*run\.ckpt"):
+        run(checkpoint=path)
+    assert strays(path) == ["run.ckpt.previous.previous"]
+
+
+@posix
+def test_a_link_is_followed(path, tmp_path):
+    (tmp_path / "disk").mkdir()
+    path.symlink_to(tmp_path / "disk" / "far.ckpt")
+    run(checkpoint=path, step_limit=100)
+    assert path.is_symlink()
+    assert bits(resume(path, LOG)) == whole()
+    assert path.is_symlink()
+    assert sorted(file.name for file in (tmp_path / "disk").iterdir()) == ["far.ckpt", "far.ckpt.previous"]
+
+
+@posix
+def test_what_others_are_writing_is_not_swept(path):
+    import fcntl
+
+    abandoned, alive = (path.with_name(f".run.ckpt.{digit * 16}.tmp") for digit in "ab")
+    others = [path.with_name(name) for name in (".run.ckpt.1.tmp", "run.ckpt.tmp", f".run2.ckpt.{'a' * 16}.tmp")]
+    for file in (abandoned, alive, *others):
+        file.write_bytes(b"half a check")
+    with open(alive, "rb+") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        run(checkpoint=path, step_limit=10)
+        assert not abandoned.exists()
+        assert alive.exists()
+        abandoned.write_bytes(b"")
+        resume(path, LOG, step_limit=10)
+        assert not abandoned.exists()
+        assert alive.exists()
+    resume(path, LOG, step_limit=10)
+    assert strays(path) == sorted(file.name for file in others)
+
+
+def test_whoever_reads_while_another_writes_gets_a_whole_one(path):
+    run(T=10**9, checkpoint=path, step_limit=1)
+    end = threading.Event()
+
+    def write():
+        def until(result):
+            if end.is_set():
+                raise StopIteration
+
+        resume(path, LOG, every=0, chunk=7, callback=until, callback_seconds=0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        steps = [1]
+        while len(set(steps)) < 50:
+            steps.append(int(checkpoint.read(path)[1]["counters"][0]))
+    finally:
+        end.set()
+        writer.join()
+    assert (np.diff(steps) >= 0).all()
+
+
+def test_of_two_runs_that_begin_together_one_is_refused(path, monkeypatch):
+    together = threading.Barrier(2)
+    checked = _checkpointing.can_be_saved
+
+    def wait(setup):  # both have seen by now that there is no checkpoint yet
+        together.wait()
+        checked(setup)
+
+    monkeypatch.setattr(_checkpointing, "can_be_saved", wait)
+    outcomes = {}
+
+    def go(seed):
+        try:
+            outcomes[seed] = run(rng=seed, checkpoint=path)
+        except FileExistsError as error:
+            outcomes[seed] = error
+
+    threads = [threading.Thread(target=go, args=(seed,)) for seed in (5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [seed for seed in (5, 6) if not isinstance(outcomes[seed], FileExistsError)]
+    assert "dpdl.resume goes on with it" in str(outcomes[11 - winner])
+    assert bits(resume(path, LOG)) == bits(outcomes[winner]) == bits(run(rng=winner))
+    assert strays(path) == []
+
+
+def test_two_that_go_on_with_the_same_run_do_not_spoil_it(path):
+    run(checkpoint=path, step_limit=10)
+    outcomes = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(resume(path, LOG, every=0, chunk=100))) for _ in range(2)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one may sweep away what the other is about to rename; the next one is there
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [bits(result) for result in outcomes] == [whole(), whole()]
+    assert bits(resume(path, LOG)) == whole()
+
+
+# ---- Damaged files ----
+
+
+def test_no_bit_can_flip_unnoticed(path):
+    break_off(path, 2000, order="shuffle")
+    content = path.read_bytes()
+    previous = path.with_name("run.ckpt.previous")
+    rng = np.random.default_rng(3)
+    flips = rng.choice(8 * len(content), 2000, replace=False)
+    flips[:160] = np.arange(160)  # all of the prefix
+    for flip in flips.tolist():
+        damaged = bytearray(content)
+        damaged[flip // 8] ^= 1 << flip % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ")) as caught:
+            resume(path, LOG)
+        assert str(previous) in str(caught.value)
+    path.write_bytes(content)
+    assert bits(resume(path, LOG)) == whole("shuffle")
+
+
+def test_no_end_can_be_missing_and_none_added(path):
+    break_off(path, 2000)
+    content = path.read_bytes()
+    rng = np.random.default_rng(4)
+    for length in (0, 1, 7, 8, 19, 20, 21, 51, 52, *rng.integers(53, len(content), 100).tolist()):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            resume(path, LOG)
+    for added in (b"\0", content, b"x" * 32):
+        path.write_bytes(content + added)
+        with pytest.raises(ValueError, match="checksum is wrong"):
+            resume(path, LOG)
+
+
+def sealed(text, tail=b"", *, version=1, length=None):
+    """A file whose checksum is right, whatever is in it."""
+    content = struct.pack("<8sIQ", b"DPDLCKPT", version, len(text) if length is None else length) + text + tail
+    return content + hashlib.sha256(content).digest()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (sealed(b"{}", version=2), "its format has version 2, this dpdl reads version 1"),
+        (sealed(b"{}", length=2**64 - 1), "its header of 18446744073709551615 bytes does not fit into its 54 bytes"),
+        (sealed(b"{}", length=3), "its header of 3 bytes does not fit into its 54 bytes"),
+        (sealed(b""), "it cannot be read as JSON"),
+        (sealed(b"{"), "it cannot be read as JSON"),
+        (sealed(b"\xff\xfe"), "it cannot be read as JSON"),
+        (sealed(b"[" * 100_000), "it cannot be read as JSON"),
+        (sealed(b'{"arrays": [], "n": NaN}'), "it cannot be read as JSON: NaN is not a number"),
+        (sealed(b"[]"), "its header has no list of arrays"),
+        (sealed(b"{}"), "its header has no list of arrays"),
+        (sealed(b'{"arrays": 5}'), "its header has no list of arrays"),
+        (sealed(b'{"arrays": [5]}'), "an array is described as 5"),
+        (sealed(b'{"arrays": [["x", "<f8"]]}'), "an array is described as ['x', '<f8']"),
+        (sealed(b'{"arrays": [["x", "<f8", 5]]}'), "an array is described as ['x', '<f8', 5]"),
+        (sealed(b'{"arrays": [[["x"], "<f8", []]]}', bytes(8)), "an array is described as [['x'], '<f8', []]"),
+        (sealed(b'{"arrays": [["x", "O", [1]]]}', bytes(8)), "array 'x' has dtype 'O' and shape [1]"),
+        (sealed(b'{"arrays": [["x", "<f8", [-1]]]}'), "array 'x' has dtype '<f8' and shape [-1]"),
+        (sealed(b'{"arrays": [["x", "<f8", [1.0]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape [1.0]"),
+        (sealed(b'{"arrays": [["x", "<f8", [true]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape [True]"),
+        (sealed(b'{"arrays": [["x", "<f8", [1, 1, 1, 1]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape"),
+        (sealed(b'{"arrays": [["x", "<f8", [0, 1e99]]]}'), "array 'x' has dtype '<f8' and shape [0, 1e+99]"),
+        (sealed(b'{"arrays": [["x", "<f8", [0, ' + b"9" * 40 + b"]]]}"), "array 'x' has dtype '<f8' and shape [0, 99"),
+        (sealed(b'{"arrays": [["x", "<f8", [2]]]}', bytes(8)), "array 'x' of 16 bytes does not fit into the 8 that"),
+        (sealed(b'{"arrays": [["x", "<f8", [1]]]}', bytes(9)), "1 bytes belong to no array"),
+        (sealed(b'{"arrays": [["x", "<f8", [1]], ["x", "<f8", [1]]]}', bytes(16)), "array 'x' has dtype"),
+        (sealed(b'{"arrays": []}'), "it was written by dpdl None, and this is"),
+        (b"PK" + bytes(100), "it is not a dpdl checkpoint"),
+    ],
+)
+def test_a_checksum_is_not_believed_blindly(content, message, path):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: {message}")):
+        resume(path, LOG)
+
+
+@cache
+def broken_off(order, generator):
+    """The file of a run that was broken off."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run")
+        break_off(path, 1500, order=order, rng=np.random.Generator(getattr(np.random, generator)(3)))
+        return path.read_bytes()
+
+
+def edited(path, edit, order="shuffle", generator="PCG64"):
+    """Change header and arrays of a checkpoint, leaving the checksum right."""
+    path.write_bytes(broken_off(order, generator))
+    header, arrays = checkpoint.read(path)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    edit(header, arrays)
+    checkpoint.write(path, header, arrays)
+
+
+def put(name, index, value):
+    return lambda header, arrays: arrays[name].__setitem__(index, value)
+
+
+def give(**new):
+    return lambda header, arrays: arrays.update(new)
+
+
+def say(section, **new):
+    return lambda header, arrays: header[section].update(new)
+
+
+NONSENSE = {
+    "another version": (lambda h, a: h.update(dpdl="0.0.9"), "it was written by dpdl 0.0.9, and this is "),
+    "no fingerprint": (lambda h, a: h.pop("fingerprint"), "it belongs to another data set: the fingerprints differ"),
+    "no generator": (lambda h, a: h.pop("generator"), "its header has ['dpdl', 'facts', "),
+    "more than there is": (lambda h, a: h.update(more=1), "its header has ['dpdl', 'facts', "),
+    "a list of settings": (lambda h, a: h.update(settings=[1]), "must be a mapping, not list"),
+    "an unknown setting": (say("settings", steps=1), "unexpected keyword argument 'steps'"),
+    "a setting out of range": (say("settings", gamma=1.5), "gamma must be > 0 and < 1, got 1.5"),
+    "a setting left open": (say("settings", eta=None), "its settings are not complete"),
+    "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time is to be estimated"),
+    "a word for a number": (say("settings", T="many"), "T must be a whole number, got str"),
+    "steps beyond T": (say("settings", T=1000), "do not fit together"),
+    "facts of another kind": (say("facts", kind="trajectory"), "kind 'trajectory', unlike the data set"),
+    "facts of other utilities": (say("facts", n_utilities=3), "3 utilities"),
+    "facts that are no flags": (say("facts", fresh="yes"), "fresh must be True or False"),
+    "known to be odd": (say("facts", known=["gamma"]), "known must be one of"),
+    "known as a number": (say("facts", known=5), "not iterable"),
+    "a part that is not there": (say("facts", n_reference=300), "n_reference must be between 1 and 299, got 300"),
+    "a negative part": (say("facts", n_reference=-3), "n_reference must be between 1 and 299, got -3"),
+    "half a record": (say("facts", n_reference=0.5), "n_reference must be a whole number, got 0.5"),
+    "another part": (say("facts", n_reference=100), "permutation is int32(300,), not int32(200,)"),
+    "a missing fact": (lambda h, a: h["facts"].pop("known"), "'known' is missing"),
+    "a reference of other sizes": (say("reference", n_states=10**6), "its mu_hat has other sizes than the data set"),
+    "a reference of another floor": (say("reference", floor=0.5), "its mu_hat has floor 0.5, its settings 0.0001"),
+    "a reference of other samples": (say("reference", n_samples=7), "add up to n_samples"),
+    "pairs out of range": (put("reference_pairs", -1, 48), "must be between 0 and 47"),
+    "pairs out of order": (put("reference_pairs", 1, 0), "pairs must ascend"),
+    "counts of zero": (put("reference_counts", 0, 0), "counts must be positive"),
+    "other coordinates": (put("pairs", 0, 40), "it was made from part of a larger log"),
+    "no coordinates": (lambda h, a: a.pop("pairs"), "'pairs' is missing"),
+    "no initial state": (give(initial=np.zeros(12)), "initial must sum to 1, got 0"),
+    "states that do not exist": (give(initial=np.append(np.zeros(10**5), 1.0)), "initial must have shape (12,)"),
+    "too few states": (give(initial=np.array([1.0])), "initial must have shape (12,)"),
+    "no number for an initial state": (give(initial=np.full(12, np.nan)), "initial[0] = nan must be finite"),
+    "no V": (lambda h, a: a.pop("V"), "it holds the arrays"),
+    "an array too many": (give(W=np.zeros(3)), "it holds the arrays"),
+    "a V too long": (give(V=np.zeros((3, 13))), "V is float64(3, 13), not float64(3, 12)"),
+    "an x too short": (give(x=np.zeros((4, 3))), "x is float64(4, 3), not float64(4, "),
+    "a frame of whole numbers": (lambda h, a: a.update(frame=a["frame"].astype(np.int64)), "frame is int64"),
+    "V not a number": (put("V", (0, 3), np.nan), "V holds a number that is not finite"),
+    "x infinite": (put("x", (0, 0), -np.inf), "x holds a number that is not finite"),
+    "lam not a number": (put("lam", (1, 1), np.nan), "lam holds a number that is not finite"),
+    "sums infinite": (put("sums", 2, np.inf), "sums holds a number that is not finite"),
+    "moments not a number": (put("moments", (1, 0, 5), np.nan), "moments holds a number that is not finite"),
+    "negative steps": (put("counters", 0, -1), "do not fit together"),
+    "more steps than T": (put("counters", 0, 2**62), "do not fit together"),
+    "cases that do not add up": (put("counters", 1, 10**6), "do not fit together"),
+    "a negative count": (put("counters", 9, -1), "do not fit together"),
+    "V from the future": (put("V_since", 0, 10**9), "V_since is out of range"),
+    "V from before the beginning": (put("V_since", 5, -1), "V_since is out of range"),
+    "a shift from the future": (put("steps", 0, 10**9), "the step of the last shift is out of range"),
+    "a refresh in the past": (put("steps", 1, 5), "the step of the next refresh is out of range"),
+    "a refresh too far away": (put("steps", 1, 2**62), "the step of the next refresh is out of range"),
+    "records that do not exist": (put("records_ahead", 0, 300), "records_ahead is out of range"),
+    "negative records": (put("records_ahead", 0, -1), "records_ahead is out of range"),
+    "initial states that do not exist": (put("initial_ahead", 0, 12), "initial_ahead is out of range"),
+    "draws without a partner": (give(initial_ahead=np.zeros(5, np.int32)), "initial_ahead is int32(5,), not int32("),
+    "too many draws": (
+        give(records_ahead=np.zeros(4097, np.int64), initial_ahead=np.zeros(4097, np.int32)),
+        "4097 draws are more than are ever made ahead",
+    ),
+    "draws in two rows": (
+        give(records_ahead=np.zeros((2, 2), np.int64), initial_ahead=np.zeros((2, 2), np.int32)),
+        "records_ahead is int64(2, 2), not int64(4,)",
+    ),
+    "a position out of range": (put("position", 0, 300), "position is out of range"),
+    "a position that cannot be": (lambda h, a: a["position"].__ixor__(1), "position is out of range"),
+    "a permutation out of range": (put("permutation", 0, 300), "permutation is out of range"),
+    "a record twice": (put("permutation", slice(None), 7), "permutation holds a record twice"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_named_and_never_reaches_the_core(name, path):
+    edit, message = NONSENSE[name]
+    edited(path, edit)
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ") + ".*" + re.escape(message)):
+        resume(path, LOG)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("PCG64", lambda state: state["state"].update(inc=0, state=0)),  # never leaves zero
+        ("PCG64", lambda state: state["state"].update(state=2**128)),
+        ("PCG64", lambda state: state["state"].update(state=-1)),
+        ("PCG64", lambda state: state["state"].pop("inc")),
+        ("PCG64", lambda state: state.update(uinteger=2**40)),
+        ("PCG64", lambda state: state.update(bit_generator="MT19937")),
+        ("PCG64", lambda state: state.update(bit_generator="os")),
+        ("PCG64", lambda state: state.update(bit_generator=["PCG64"])),
+        ("PCG64", lambda state: state.update(more=1)),
+        ("MT19937", lambda state: state["state"].update(pos=2**30)),  # far outside its buffer
+        ("MT19937", lambda state: state["state"].update(pos=-1)),
+        ("MT19937", lambda state: state["state"]["key"].update(values=[0] * 624)),  # never leaves zero
+        ("MT19937", lambda state: state["state"]["key"].update(values=[1] * 623)),
+        ("MT19937", lambda state: state["state"]["key"].update(values=[0.5] * 624)),
+        ("MT19937", lambda state: state["state"]["key"].update(dtype="S1000000")),
+        ("Philox", lambda state: state.update(buffer_pos=-(2**30))),  # far outside its buffer
+        ("Philox", lambda state: state.update(buffer_pos=5)),
+        ("Philox", lambda state: state["state"]["counter"].update(values=[1, 2])),
+        ("SFC64", lambda state: state["state"].update(state=5)),
+    ],
+)
+def test_a_generator_in_an_impossible_state_is_refused(name, edit, path):
+    edited(path, lambda header, _: edit(header["generator"]), "replacement", name)
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ")):
+        resume(path, LOG)
+
+
+def test_numbers_that_mean_nothing_end_in_a_result_or_an_error_and_nothing_worse(path):
+    break_off(path, 1500, order="shuffle")
+    header, arrays = checkpoint.read(path)
+    rng = np.random.default_rng(6)
+    ends = set()
+    for _ in range(150):
+        wrong = {name: array.copy() for name, array in arrays.items()}
+        name = rng.choice([name for name in wrong if wrong[name].dtype.kind == "f" and name != "initial"])
+        flat = wrong[name].reshape(-1)
+        where = rng.random(flat.size) < rng.choice([0.02, 0.5, 1.0])
+        flat[where] = rng.choice([0.0, -1.0, 1e-300, 1e300, -1e300, 1e5, -1e5], where.sum())
+        checkpoint.write(path, header, wrong)
+        with np.errstate(all="ignore"):
+            ends.add(resume(path, LOG, check_slater=False).status)
+    assert ends <= {Status.COMPLETED, Status.NUMERICAL_ERROR}
+
+
+# ---- What does not belong together ----
+
+
+def test_another_data_set_is_refused(path):
+    run(checkpoint=path, step_limit=500)
+    r = LOG.r.copy()
+    r[123] = np.nextafter(r[123], 2)
+    columns = LOG.s, LOG.a, LOG.s_next
+    for other in (
+        Dataset(*columns, r, LOG.u, n_states=12, n_actions=4),  # one bit of one number
+        Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=5),
+        Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=4, utility_scale=2.0),
+        LOG[:-1],
+        LOG[::-1],
+    ):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* belongs to another data set"):
+            resume(path, other)
+    same = Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=4)
+    assert bits(resume(path, same)) == whole()
+
+
+def test_part_of_a_log_is_not_the_same_as_a_copy_of_it(path):
+    # It has the coordinates of the whole log, in another order than a log of its own would have them.
+    part, reference = LOG[30:40], estimate_reference(LOG, GOOD["floor"])
+    copy = Dataset(part.s, part.a, part.s_next, part.r, part.u, n_states=12, n_actions=4)
+    assert copy.fingerprint == part.fingerprint
+    expected = run(part, reference=reference)
+    run(part, reference=reference, checkpoint=path, step_limit=3000)
+    with pytest.raises(ValueError, match="it was made from part of a larger log"):
+        resume(path, copy)
+    assert bits(resume(path, part)) == bits(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((None, LOG), TypeError, "path must be a path, got NoneType"),
+        ((5, LOG), TypeError, "path must be a path, got int"),
+        (("nowhere.ckpt", LOG), FileNotFoundError, "nowhere.ckpt"),
+        (("nowhere.ckpt", LOG.records), TypeError, "dataset must be a Dataset, got ndarray"),
+        (("nowhere.ckpt", LOG, GOOD), TypeError, "settings must be a Settings, got dict"),
+    ],
+)
+def test_resume_names_a_bad_argument(arguments, error, message):
+    with pytest.raises(error, match=message):
+        resume(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"checkpoint": 5}, TypeError, "checkpoint must be a path, got int"),
+        ({"every": None}, TypeError, "every must be a real number, got NoneType"),
+        ({"every": -1}, ValueError, "every must be >= 0, got -1.0"),
+        ({"time_limit": -1}, ValueError, "time_limit must be >= 0, got -1.0"),
+        ({"step_limit": -1}, ValueError, "step_limit must be between 0 and"),
+        ({"step_limit": 1.5}, ValueError, "step_limit must be a whole number, got 1.5"),
+        ({"callback_seconds": -1}, ValueError, "callback_seconds must be >= 0, got -1.0"),
+        ({"callback_seconds": 1, "callback_every": 1}, TypeError, "give either callback_every or callback_seconds"),
+        ({"progress": 1}, TypeError, "progress must be True, False or None, got 1"),
+        ({"check_slater": "yes"}, TypeError, "check_slater must be True, False or None, got 'yes'"),
+    ],
+)
+def test_learn_names_a_bad_argument(changes, error, message, path):
+    with pytest.raises(error, match=re.escape(message)):
+        run(**{"checkpoint": path, **changes})
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_new_run_replaces_nothing(path):
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"it exists; dpdl.resume goes on with it, or remove it.*run\.ckpt"):
+        run(checkpoint=path)
+    assert path.read_bytes() == b"precious"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FileExistsError, match=r"it is a folder, and a checkpoint is a file.*run\.ckpt"):
+        run(checkpoint=path)
+    with pytest.raises(ValueError, match=r"run\.ckpt cannot be used: it is not a regular file"):
+        resume(path, LOG)
+    assert strays(path) == []
+
+
+@posix
+def test_a_pipe_is_not_waited_for(path):
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"run\.ckpt cannot be used: it is not a regular file"):
+        resume(path, LOG)
+
+
+def test_a_generator_that_could_not_be_put_back_is_refused(path):
+    class PCG64(np.random.PCG64):  # by the name of one that can
+        pass
+
+    class Mine(np.random.PCG64):
+        pass
+
+    for kind in (PCG64, Mine):
+        rng = np.random.Generator(kind(0))
+        before = rng.bit_generator.state
+        with pytest.raises(TypeError, match=f"a checkpoint needs a generator over one of .*, got {kind.__name__}"):
+            run(rng=rng, checkpoint=path)
+        assert rng.bit_generator.state == before
+        assert run(rng=rng).success
+
+
+# ---- Trouble with the disk ----
+
+
+@contextlib.contextmanager
+def full_disk(n_bytes=2048):
+    """No file can be longer than this, from now on."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def must_not_be_called(result):
+    raise AssertionError("work was done")
+
+
+@posix
+def test_a_disk_that_is_full_from_the_beginning_is_an_error_before_any_work(path):
+    with full_disk(), pytest.raises(OSError, match=r"the checkpoint could not be written: '.*run\.ckpt'"):
+        run(checkpoint=path, callback=must_not_be_called, callback_every=1)
+    assert list(path.parent.iterdir()) == []
+    run(checkpoint=path, step_limit=700)
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OSError, match=r"the checkpoint could not be written: '.*run\.ckpt'"):
+        resume(path, LOG, callback=must_not_be_called, callback_every=1)
+    assert path.read_bytes() == before
+    assert strays(path) == []
+    assert bits(resume(path, LOG)) == whole()
+
+
+@posix
+def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(path, caplog):
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def fill(result):
+            if result.n_steps == 3000:
+                stack.enter_context(full_disk())
+            if result.n_steps > 3000:
+                assert result.notes[0].startswith(f"the checkpoint {path} could not be written after ")
+
+        result = run(checkpoint=path, every=0, callback=fill, callback_every=100)
+    assert bits(result) == whole()
+    assert result.status is Status.COMPLETED
+    (note,) = result.notes
+    assert note.startswith(f"the checkpoint {path} could not be written after 6000 steps (")
+    assert note.endswith("; the one before it, of 2900 steps, is still there")
+    assert all(warning.category is RuntimeWarning for warning in caught)
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [str(warning.message) for warning in caught]
+    assert [int(re.search(r"after (\d+) steps", error)[1]) for error in errors] == [*range(3000, 6001, 100), 6000]
+    assert note == errors[-1]
+    assert checkpoint.read(path)[1]["counters"][0] == 2900
+    assert strays(path) == []
+    assert bits(resume(path, LOG)) == whole()
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:the checkpoint .* could not be written:RuntimeWarning")
+def test_when_there_is_room_again_the_note_goes(path):
+    with contextlib.ExitStack() as stack:
+
+        def fill(result):
+            if result.n_steps == 3000:
+                stack.enter_context(full_disk())
+            if result.n_steps == 3500:
+                assert len(result.notes) == 1
+                stack.close()
+
+        result = run(checkpoint=path, every=0, callback=fill, callback_every=100)
+    assert (bits(result), result.notes) == (whole(), ())
+    again = resume(path, LOG)
+    assert (bits(again), again.notes) == (whole(), ())
+
+
+@pytest.mark.parametrize("stage", ["fsync", "link", "replace"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_whatever_fails_the_one_before_is_still_there(stage, error, path, monkeypatch):
+    run(checkpoint=path, step_limit=500)
+    before = path.read_bytes()
+    real, failing = getattr(os, stage), []
+
+    def fail(*arguments, **others):
+        if failing:
+            raise error
+        return real(*arguments, **others)
+
+    def begin(result):
+        failing.append(True)
+
+    if stage == "link":  # without hard links it is copied, which fails as well when the disk is full
+        monkeypatch.setattr(checkpoint.shutil, "copyfile", fail)
+        real = os.link
+    monkeypatch.setattr(os, stage, fail)
+    with pytest.warns(RuntimeWarning, match=f"after 6000 steps .*{'No space' if error.args else 'MemoryError'}"):
+        result = resume(path, LOG, callback=begin, callback_every=3000)
+    monkeypatch.undo()
+    assert bits(result) == whole()
+    assert path.read_bytes() == before
+    assert strays(path) == []
+    assert bits(resume(path, LOG)) == whole()
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_before_any_work(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for place, error in (
+        (tmp_path / "file" / "run.ckpt", NotADirectoryError),
+        (tmp_path / "missing" / "run.ckpt", FileNotFoundError),
+        (tmp_path / ("long" * 60), OSError),  # there is no room for the longer name of a temporary file
+    ):
+        with pytest.raises(error, match=re.escape(f"the checkpoint could not be written: '{place}'")):
+            run(checkpoint=place, callback=must_not_be_called, callback_every=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@posix
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root writes to any folder")
+def test_a_read_only_folder_is_an_error_before_any_work_and_leaves_what_is_there(path):
+    run(checkpoint=path, step_limit=500)
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="the checkpoint could not be written"):
+            run(checkpoint=path.with_name("other"), callback=must_not_be_called, callback_every=1)
+        with pytest.raises(PermissionError, match="the checkpoint could not be written"):
+            resume(path, LOG, callback=must_not_be_called, callback_every=1)
+    finally:
+        path.parent.chmod(0o700)
+    assert bits(resume(path, LOG)) == whole()
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint .* could not be written:RuntimeWarning")
+def test_a_checkpoint_may_be_taken_away_or_replaced_in_the_middle_of_a_run(path):
+    def remove(result):
+        if result.n_steps == 1000:
+            path.unlink()
+        if result.n_steps == 4000:
+            path.unlink()
+            path.mkdir()
+
+    result = run(checkpoint=path, every=0, callback=remove, callback_every=500)
+    assert bits(result) == whole()
+    assert "Is a directory" in result.notes[0]
+    assert path.is_dir()  # it is not ours
+    assert checkpoint.read(path.with_name("run.ckpt.previous"))[1]["counters"][0] == 3000
