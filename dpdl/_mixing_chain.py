@@ -68,7 +68,7 @@ def _check_ergodic(P: sp.csr_array) -> None:
             )
         transient = int(np.argmax(leaves[label]))
         count = np.count_nonzero(leaves[label])
-        raise ValueError(f"kernel is reducible: state {transient} is transient ({count} such states)")
+        raise ValueError(f"kernel is reducible: state {transient} is transient, one of {count}")
     if P.diagonal().any():
         return
     level = dijkstra(P, indices=0, unweighted=True).astype(np.int64)

@@ -72,7 +72,7 @@ def garnet(
     n_states: int,
     n_actions: int,
     n_utilities: int = 1,
-    branching: int = 5,
+    branching: int | None = None,
     gamma: float = 0.9,
     slater: float = 0.1,
     rng: Any = None,
@@ -83,8 +83,9 @@ def garnet(
     ----------
     n_states, n_actions, n_utilities : int
         Sizes S, A, I; I may be zero.
-    branching : int
-        Successors of each pair, drawn without replacement, with probabilities uniform on the simplex; at most S.
+    branching : int, optional
+        Successors of each pair, drawn without replacement, with probabilities uniform on the simplex; at most S, and
+        by default 5 or, if that is less, S.
     gamma : float
         Discount.
     slater : float
@@ -113,6 +114,7 @@ def garnet(
     n_states = check.whole("n_states", n_states, at_least=1)
     n_actions = check.whole("n_actions", n_actions, at_least=1)
     n_utilities = check.whole("n_utilities", n_utilities)
+    branching = min(5, n_states) if branching is None else branching
     branching = check.whole("branching", branching, at_least=1, at_most=n_states)
     slater = check.real("slater", slater, above=0, below=1)
     rng = check.generator(rng)

@@ -410,3 +410,20 @@ def test_a_tiny_delta_is_no_overflow():
     log = BANDIT.sample(10_000, [[0.5, 0.5]], rng=0)
     found = estimate_slater(log, gamma=0.5, rho0=[1.0], delta=1e-308)
     assert -1 <= found.lower < 0.5 < found.upper <= 1
+
+
+@pytest.mark.parametrize("arrange", ["sorted", "alternating", "shuffled"])
+def test_the_order_of_independent_records_does_no_harm(arrange):
+    """Action 1 has utility 0.1, action 0 has -0.5: slater is 0.1, and 0.9 is plainly wrong."""
+    n = 4000
+    actions = {
+        "sorted": np.repeat([0, 1], n // 2),
+        "alternating": np.tile([0, 1], n // 2),
+        "shuffled": np.random.default_rng(0).permutation(np.repeat([0, 1], n // 2)),
+    }[arrange]
+    u = np.where(actions == 1, 0.1, -0.5)[:, None]
+    log = Dataset(0 * actions, actions, 0 * actions, 0.0 * actions, u, n_states=1, n_actions=2)
+    found = estimate_slater(log, gamma=0.5, rho0=[1.0])
+    assert 0 < found.lower <= 0.1 <= found.upper < 0.2
+    result = learn(log, gamma=0.5, psi=2, slater=0.9, T=1000, rho0=[1.0], rng=0)
+    assert any("slater = 0.9 is contradicted" in note for note in result.notes)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpdl import adaptive
 from dpdl._packed import Packed
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
@@ -25,8 +26,8 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))
 from experiments.common import Known
 from experiments.machine import exact_log, machine
 
-#: The healthy `adaptive` and `mixing` take longer; .ci/run has them hold with all the others.
-HOLDS = ("rate", "sparsity", "deviation", "safety", "monotone")
+#: The healthy `mixing` takes longer; .ci/run has it hold with all the others.
+HOLDS = ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive")
 FAILS = {
     "slip": ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive", "mixing"),
     "unbounded": ("sparsity", "deviation", "monotone"),
@@ -63,6 +64,18 @@ def test_holds(name):
 def test_fails_when_broken(kind, name, sabotage):
     sabotage(kind)
     assert outcome(name).holds is False
+
+
+def test_adaptive_fails_when_verify_is_always_content(monkeypatch):
+    verify = adaptive.verify
+    monkeypatch.setattr(adaptive, "verify", lambda *a, **k: dataclasses.replace(verify(*a, **k), verdict=True))
+    assert outcome("adaptive").holds is False
+
+
+def test_adaptive_fails_without_conservatism(monkeypatch):
+    healthy = Packed.build
+    monkeypatch.setattr(Packed, "build", lambda *arguments: dataclasses.replace(healthy(*arguments), shift=0.0))
+    assert outcome("adaptive").holds is False
 
 
 def test_machine_has_the_constants_that_it_claims():

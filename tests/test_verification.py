@@ -103,42 +103,58 @@ def test_enough_is_what_the_proposition_asks_for():
     assert verify(result, log, rho0=cmdp.rho0, eps=1e4).enough
 
 
+def estimation_error(cmdp, mu, weight, n, delta):
+    """By how much VERIFY's norm and utilities may be off with n samples, each with probability delta/2 at most.
+
+    The mean of the norm of Delta-hat - Delta is at most the sum of the standard deviations of its entries, and one
+    sample changes it by 2 (1 + gamma) w_max/n at most (McDiarmid); utilities lie within w_max (Hoeffding).
+    """
+    n_states, n_actions = mu.shape
+    gamma, flat, length = cmdp.gamma, weight.ravel(), math.log(2 / delta)
+    reach = cmdp.P.toarray()
+    own = np.repeat(np.eye(n_states), n_actions, axis=0)
+    # E of (w (1[s = .] - gamma 1[s_next = .]))^2, an upper bound of the variance, in every state.
+    second = (mu.ravel() * flat**2) @ (own - 2 * gamma * own * reach + gamma**2 * reach)
+    flow = np.sqrt(second / n).sum() + 2 * (1 + gamma) * flat.max() * math.sqrt(length / (2 * n))
+    return flow, flat.max() * math.sqrt(2 * math.log(4 / delta) / n)
+
+
 def test_verdicts_against_the_exact_residuals_over_two_hundred_problems():
-    """True if the exact residuals are inside by the estimation error of the lemma, false if outside by it."""
-    delta, wrong, decided = 0.05, {True: 0, False: 0}, {True: 0, False: 0}
+    """True if the exact residuals are inside by the estimation error of the samples used, false if outside by it.
+
+    The lemma's own error takes 10^8 samples and more; here it is worked out for the number that is drawn.
+    """
+    delta, n, decided, wrong = 0.05, 150_000, {True: 0, False: 0}, {True: 0, False: 0}
+    close = [0, 0]
     for seed in range(200):
         rng = np.random.default_rng(seed)
         cmdp = instances.garnet(3, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=rng)
         mu = rng.dirichlet(np.full(6, 5.0)).reshape(3, 2)
-        result = learn(
-            cmdp.sample(2000, mu, rng=rng),
-            gamma=0.5,
-            psi=2,
-            slater=0.3,
-            kappa=0.05,
-            T=3000,
-            rho0=cmdp.rho0,
-            rng=rng,
-            check_slater=False,
-        )
-        nu = mu / result.reference.mu_hat * result.x_mean
+        settings = {"gamma": 0.5, "psi": 2, "slater": 0.3, "kappa": 0.05, "T": 3000, "check_slater": False}
+        result = learn(cmdp.sample(2000, mu, rng=rng), **settings, rho0=cmdp.rho0, rng=rng)
+        weight = result.x_mean / result.reference.mu_hat
+        nu = mu * weight
         flow = abs(nu.sum(axis=1) - 0.5 * (cmdp.P.T @ nu.ravel()) - cmdp.rho0).sum()
         violation = max(0.0, -((cmdp.u[0] - 0.5 * 0.05) * nu).sum())
         problem = theory.Problem(3, 2, 1, 0.5, 0.3, 2)
-        # An eps at which the exact residuals are clearly inside or outside, and the samples that the lemma asks for.
+        # The eps at which one of the residuals is at its threshold, times anything from a quarter to four.
         least = max(flow / theory.flow_threshold(problem, 1.0), violation / theory.utility_threshold(problem, 1.0))
-        eps = least * rng.choice([0.6, 1.5])
-        error = problem.slater * (1 - problem.gamma) * eps / theory.VERIFICATION_DIVISOR
-        n = min(theory.verification_samples(problem, eps, delta), 100_000)
-        room = min(theory.flow_threshold(problem, eps) - flow, theory.utility_threshold(problem, eps) - violation)
-        if abs(room) > error:
-            found = verify(result, cmdp.sample(n, mu, rng=rng), rho0=cmdp.rho0, eps=eps)
-            decided[bool(room > 0)] += 1
-            wrong[bool(room > 0)] += found.verdict != (room > 0)
+        eps = least * math.exp(rng.uniform(-math.log(4), math.log(4)))
+        found = verify(result, cmdp.sample(n, mu, rng=rng), rho0=cmdp.rho0, eps=eps)
+        room = theory.flow_threshold(problem, eps) - flow, theory.utility_threshold(problem, eps) - violation
+        error = estimation_error(cmdp, mu, weight, n, delta)
+        inside = all(r > e for r, e in zip(room, error, strict=True))
+        outside = any(r < -e for r, e in zip(room, error, strict=True))
+        if inside or outside:
+            decided[inside] += 1
+            wrong[inside] += found.verdict != inside
+        else:
+            close[int(found.verdict != (min(room) > 0))] += 1
     alarms, misses = wrong[True] / decided[True], wrong[False] / decided[False]
-    print(f"\nfalse alarms: {wrong[True]} of {decided[True]} ({alarms:.3f}) that are inside the thresholds")
-    print(f"misses: {wrong[False]} of {decided[False]} ({misses:.3f}) that are outside; delta = {delta}")
-    assert min(decided.values()) > 60
+    print(f"\nfalse alarms: {wrong[True]} of {decided[True]} ({alarms:.3f}) that are inside by the estimation error")
+    print(f"misses: {wrong[False]} of {decided[False]} ({misses:.3f}) that are outside by it; delta = {delta}")
+    print(f"closer than that: {sum(close)}, of which {close[1]} wrong, as they may be")
+    assert min(decided.values()) > 30
     assert max(alarms, misses) <= delta
 
 
