@@ -174,7 +174,7 @@ class Many:
         if folder is None:
             return seeds
         file, plan = folder / PLAN, seeds.written() | {"runs": self.name, **what}
-        if not self.resume:
+        if not self.resume or not folder.exists():
             if folder.is_dir() and any(folder.iterdir()):
                 raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
             folder.mkdir(exist_ok=True)

@@ -70,7 +70,7 @@ class Progress:
     def _line(self, done: int, now: float) -> str:
         rate = (done - self.first) / (now - self.started)
         left = (self.total - done) / rate if rate else 0.0
-        return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} steps/s  {left:.0f} s left"
+        return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} {_unit(self.label)}s/s  {left:.0f} s left"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -89,9 +89,16 @@ def _on_terminal() -> bool:
         return False
 
 
+def _unit(label: str) -> str:
+    """What is counted: steps of a run, or else what the label says there are several of."""
+    return "step" if label == "learning" else label.removesuffix("s")
+
+
 def _tqdm(total: int, first: int, label: str) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=total, initial=first, desc=label, unit="step", unit_scale=True, leave=False, file=sys.stderr)
+    return tqdm(
+        total=total, initial=first, desc=label, unit=_unit(label), unit_scale=True, leave=False, file=sys.stderr
+    )

@@ -134,7 +134,7 @@ def test_replicas_that_were_stopped_anywhere_go_on_bit_for_bit(stored, order, tm
     whole = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, order=order)
     rng = np.random.default_rng(0)
     common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "check_slater": False}
-    replicate(stored, SETTINGS, n=2, rng=7, step_limit=int(rng.integers(1, 4000)), **common)
+    replicate(stored, SETTINGS, n=2, rng=7, step_limit=int(rng.integers(1, 4000)), resume=True, **common)  # none yet
     for limit in np.sort(rng.integers(1, 4000, 3)):
         replicate(stored, SETTINGS, n=3, rng=7, step_limit=int(limit), resume=True, **common)
     with cf.ProcessPoolExecutor(2) as pool:

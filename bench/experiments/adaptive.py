@@ -153,7 +153,7 @@ def attempt(task: tuple[int, float]) -> Attempt:
 
 
 def run(quick: bool) -> Outcome:
-    targets = np.geomspace(1.5, 12, 5) if quick else np.geomspace(1.5, 40, 24)
+    targets = np.geomspace(1.5, 6, 4) if quick else np.geomspace(1.5, 40, 24)
     found = each(attempt, enumerate(targets))
     n = len(found)
     stopped, safe, good = (sum(getattr(one, name) for one in found) for name in ("stopped", "safe", "good"))
