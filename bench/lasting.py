@@ -122,8 +122,7 @@ class Lasting:
                     1000 * log.interrupted(moments.uniform(0.05, 0.6), name == WORKER, **often)
                     for _ in range(self.repeats)
                 ]
-            if size <= 100_000:
-                self.cost(log, size)
+            self.cost(log, size)
 
     def cost(self, log: Log, size: int) -> None:
         """What a checkpoint and a callback cost, by the stopwatch and by the throughput of runs with and without."""

@@ -55,7 +55,7 @@ class Setup:
     slater_refuted: bool = False
 
     def result(self, status: Status, message: str | None = None) -> Result:
-        x_mean, V_mean, lam_mean = self.core.means
+        x_mean, log_x, V_mean, lam_mean = self._averages()
         run = self._run()
         return Result(
             status=status,
@@ -64,7 +64,7 @@ class Setup:
             settings=self.settings,
             reference=self.reference,
             coordinates=self._coordinates(x_mean),
-            last_coordinates=self._log_coordinates(self.core.log_x),
+            last_coordinates=self._log_coordinates(log_x),
             V_mean=V_mean,
             lam_mean=lam_mean,
             V=self.core.V_rows["v"].copy(),  # not core.point, which works out x for nothing
@@ -74,6 +74,17 @@ class Setup:
             diagnostics=self.core.diagnostics,
             notes=self.notes,
         )
+
+    def _averages(self) -> tuple[Array, Array, Array, Array]:
+        """Averages of x, V and lam, with log x of the last iterate in second place; of the start if no step was taken.
+
+        A callback may ask every second for 10^6 pairs: one pass, and nothing is copied once more.
+        """
+        core = self.core
+        x_mean, log_x = core.summary(max(core.n_steps, 1))
+        if core.n_steps == 0:
+            return np.exp(log_x), log_x, *core.point[1:]
+        return x_mean, log_x, *core.dual_means
 
     def _coordinates(self, x: Array) -> Coordinates:
         n = len(self.packed.pairs)

@@ -246,13 +246,15 @@ cdef class Core:
     @property
     def means(self):
         """Averages (x, V, lam) over the iterates before each step taken; the start itself if none was."""
-        now = self.n_steps
-        if now == 0:
+        if self.n_steps == 0:
             return self.point
-        V = self.V_rows
-        V_mean = (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now
-        lam_mean = (self.lam_rows["sum"] + self.lam_rows["low"]) / now
-        return self.x_sum / now, V_mean, lam_mean
+        return self.x_sum / self.n_steps, *self.dual_means
+
+    @property
+    def dual_means(self):
+        """Averages (V, lam) over the iterates before each step taken; at least one must have been."""
+        now, V, lam = self.n_steps, self.V_rows, self.lam_rows
+        return (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now, (lam["sum"] + lam["low"]) / now
 
 
 cdef class EagerCore(Core):
@@ -426,16 +428,31 @@ cdef class LazyCore(Core):
         if k + AHEAD < n:
             _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
+    def summary(self, double divisor=1.0):
+        """(Sum of x over the iterates before each step taken, divided; logarithm of the present x).
+
+        Both in one pass over the members, which takes as long as reading them does; nothing is changed.
+        """
+        sums, logs, past = np.empty(self.lazy.n), np.empty(self.lazy.n), self.moments[1].copy()
+        cdef double[::1] x_sum = sums, log_x = logs
+        cdef int64_t k
+        cdef const _lazy.Member *i
+        cdef _lazy.Lazy settled = self.lazy         # the same members, with a q of its own that the last steps are in
+        settled.past = <double *> address(past)
+        with nogil:
+            _lazy.settle(&settled, self.counters.steps)
+            for k in range(settled.n):
+                if k + _lazy.AHEAD < settled.n:
+                    _random.dpdl_prefetch_read(&settled.member[k + _lazy.AHEAD])
+                i = &settled.member[k]
+                x_sum[k] = (i.acc.high + (i.acc.low + i.z * _lazy.past_of(&settled, i))) / divisor
+                log_x[k] = _lazy.log_of(&settled, i)
+        return sums, logs
+
     @property
     def log_x(self):
         """Logarithm of the present x."""
-        out = np.empty(self.lazy.n)
-        cdef double[::1] log_x = out
-        cdef int64_t k
-        with nogil:
-            for k in range(self.lazy.n):
-                log_x[k] = _lazy.log_of(&self.lazy, &self.lazy.member[k])
-        return out
+        return self.summary()[1]
 
     @property
     def x(self):
@@ -445,17 +462,7 @@ cdef class LazyCore(Core):
     @property
     def x_sum(self):
         """The sum of x over the iterates before each step taken."""
-        out = np.empty(self.lazy.n)
-        cdef double[::1] total = out
-        cdef int64_t k
-        cdef double quiet = <double> (self.counters.steps - self.lazy.since)
-        cdef _lazy.Member *i
-        with nogil:
-            for k in range(self.lazy.n):
-                i = &self.lazy.member[k]
-                total[k] = (i.acc.high + (i.acc.low + i.z * _lazy.past_of(&self.lazy, i))
-                            + quiet * exp(_lazy.log_of(&self.lazy, i)))
-        return out
+        return self.summary()[0]
 
     @property
     def kept_sums(self):

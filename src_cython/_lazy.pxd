@@ -109,7 +109,7 @@ cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
     cdef const double *q = f.past + ROW * i.bin
     cdef double even, odd, square = i.d * i.d
     cdef int k
-    if i.bin >= f.n_wide:
+    if f.tau[i.bin] == 0.0:                 # tau only grows, so that it was zero in all these steps
         return q[0]
     even = q[DEGREE]
     odd = q[DEGREE - 1]
