@@ -101,6 +101,22 @@ def load(path: Path, dataset: Dataset, settings: Settings | None) -> Setup:
         raise ValueError(f"checkpoint {path} cannot be used: {what}") from error
 
 
+def refuse_other_run(path: Path, stored: Setup, wanted: Setup) -> None:
+    """Raise a ValueError if a checkpoint was made of other arguments; settings are compared when it is loaded."""
+    one, other = stored.reference, wanted.reference
+    for what, same in (
+        ("initial states: rho0 or initial_states differ", np.array_equal(stored.initial, wanted.initial)),
+        (f"arguments: {stored.facts}, not {wanted.facts}", stored.facts == wanted.facts),
+        ("mu_hat: reference differs", one.n_samples == other.n_samples and _same_counts(one, other)),
+    ):
+        if not same:
+            raise ValueError(f"checkpoint {path} has other {what}")
+
+
+def _same_counts(one: Reference, other: Reference) -> bool:
+    return np.array_equal(one.pairs, other.pairs) and np.array_equal(one.counts, other.counts)
+
+
 def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
     from . import __version__
 

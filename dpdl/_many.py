@@ -8,7 +8,6 @@ cannot see it goes on to its end).
 from __future__ import annotations
 
 import concurrent.futures as cf
-import json
 import logging
 import os
 import signal
@@ -27,8 +26,9 @@ import numpy as np
 from . import _checkpointing as checkpointing
 from . import _core, learning
 from . import _validation as check
+from . import checkpoint as checkpoint_file
 from ._progress import Progress
-from ._setup import prepare
+from ._setup import Setup, prepare
 from .dataset import Dataset
 from .learning import CHECKPOINT_SECONDS, Options
 from .result import Result, Status
@@ -55,7 +55,8 @@ _DRIVEN_BY = {
 }
 #: Seconds between two looks at the clock while waiting.
 LOOK = 0.1
-PLAN = "plan.json"
+#: Beside the checkpoints of runs, and in their format: where their seeds come from.
+PLAN = "plan"
 
 log = logging.getLogger("dpdl")
 
@@ -94,17 +95,16 @@ class Job:
     options: Options
     seed: Any
 
-    def run(self, dataset: Dataset, stop: Callable[[], bool]) -> Result | None:
+    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: _core.Interrupts) -> Result | None:
         """Take the steps, from the checkpoint if there is one; None if it is too late to begin."""
         if stop():
             return None
         path, options = self.options.checkpoint, replace(self.options, stop=stop)
-        with _core.Interrupts() as interrupts:
-            if path is not None and path.exists():
-                setup = checkpointing.load(path, dataset, self.settings)
-                return learning._drive(setup, dataset, options, interrupts, new=False)
-            setup = prepare(dataset, self.settings, {}, rng=self.seed, **self.made_of)
-            return learning._drive(setup, dataset, options, interrupts, new=True)
+        if path is not None and path.exists():
+            setup = checkpointing.load(path, dataset, self.settings)
+            return learning._drive(setup, dataset, options, interrupts, new=False)
+        setup = prepare(dataset, self.settings, {}, rng=self.seed, **self.made_of)
+        return learning._drive(setup, dataset, options, interrupts, new=True)
 
 
 class Many:
@@ -149,44 +149,50 @@ class Many:
         if not self.threads and self.options.callback is not None:
             raise ValueError(f"callback cannot be called from the workers of a {kind}, only from threads")
 
-    def jobs(self, settings: list[Settings], seeds: list[Any]) -> list[Job]:
-        """One job for each, after a look at everything that could be wrong with it."""
-        found = []
-        for k, (one, seed) in enumerate(zip(settings, seeds, strict=True)):
-            path = self._path(k)
-            if path is not None and path.exists():
-                stored = checkpointing.load(path, self.dataset, one)
-                first = self.made_of["rho0"], self.made_of["initial_states"]
-                if not np.array_equal(stored.initial, check.initial_distribution(*first, self.dataset.n_states)):
-                    raise ValueError(f"checkpoint {path} has other initial states: rho0 or initial_states differ")
-            elif k == 0 or one != settings[k - 1]:
+    def check(self, settings: list[Settings]) -> None:
+        """Look at everything that could be wrong with runs of these settings; nothing is written."""
+        setup: Setup | None = None
+        for k, one in enumerate(settings):
+            if k == 0 or one != settings[k - 1]:
                 setup = prepare(self.dataset, one, {}, rng=0, **self.made_of)
-                if path is not None:
-                    checkpointing.can_be_saved(setup)
-            options = replace(self.options, progress=False, checkpoint=path)
-            found.append(Job(one, self.made_of, options, seed))
-        return found
+            assert setup is not None
+            path = self._path(k)
+            if path is not None:
+                checkpointing.can_be_saved(setup)
+            if self.resume and path is not None and path.exists():
+                checkpointing.refuse_other_run(path, checkpointing.load(path, self.dataset, one), setup)
+
+    def jobs(self, settings: list[Settings], seeds: list[Any]) -> list[Job]:
+        """One job for each."""
+        options = replace(self.options, progress=False)
+        return [
+            Job(one, self.made_of, replace(options, checkpoint=self._path(k)), seed)
+            for k, (one, seed) in enumerate(zip(settings, seeds, strict=True))
+        ]
 
     def plan(self, rng: Any, **what: Any) -> Seeds:
         """Seeds of the runs; with checkpoints they are written down, and must be the same when the runs go on."""
-        seeds = Seeds(rng)
         folder = self.options.checkpoint
         if folder is None:
-            return seeds
-        file, plan = folder / PLAN, seeds.written() | {"runs": self.name, **what}
-        if not self.resume or not folder.exists():
-            if folder.is_dir() and any(folder.iterdir()):
-                raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
-            folder.mkdir(exist_ok=True)
-            file.write_text(json.dumps(plan))
-            return seeds
-        stored = json.loads(file.read_text())
-        if rng is None:
-            plan |= {name: stored[name] for name in ("entropy", "spawn_key")}
-        for name, value in plan.items():
+            return Seeds(rng)
+        what |= {"runs": self.name}
+        if self.resume and folder.exists():
+            return self._stored_plan(folder, rng, what)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
+        seeds = Seeds(rng)
+        folder.mkdir(exist_ok=True)
+        checkpoint_file.write(folder / PLAN, what | seeds.written(), {}, new=True)
+        return seeds
+
+    def _stored_plan(self, folder: Path, rng: Any, what: dict[str, Any]) -> Seeds:
+        if not (folder / PLAN).exists():
+            raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to go on with")
+        stored, _ = checkpoint_file.read(folder / PLAN)
+        for name, value in (what if rng is None else what | Seeds(rng).written()).items():
             if stored.get(name) != value:
                 raise ValueError(f"checkpoint: {folder} is of other runs: {name} = {stored.get(name)!r}, not {value!r}")
-        return Seeds.read(plan)
+        return Seeds.read(stored)
 
     def run(self, jobs: list[Job]) -> dict[int, Result]:
         """Run them; results by number, without those that Ctrl-C kept from beginning."""
@@ -205,6 +211,8 @@ class Many:
                 stop.set()
                 _abandon(waiting, results, stop)
                 if not isinstance(error, KeyboardInterrupt):
+                    if self.options.checkpoint is not None:
+                        error.add_note(f"The runs can go on from {self.options.checkpoint} with resume=True.")
                     raise
             finally:
                 if own is not None:
@@ -254,19 +262,26 @@ class _Stop:
 
 
 def _run_here(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
-    result = job.run(dataset, stop.event.is_set)
+    with _core.Interrupts() as interrupts:
+        result = job.run(dataset, stop.event.is_set, interrupts)
     if result is not None and result.status is Status.INTERRUPTED:
         stop.set()  # at once, before this thread begins with the next one
     return result
 
 
 def _run_there(job: Job, k: int, path: str, fingerprint: str, stop: str) -> Result | None:
-    """Run in a process of its own; the folder of `stop` goes when nobody waits any more."""
+    """Run in a process of its own; the folder of `stop` goes when nobody waits any more.
+
+    Ctrl-C at a terminal reaches this process as well. A worker that took it for an order to leave, as those of Dask do,
+    would take the steps with it.
+    """
     home = Path(stop).parent
     local = home.exists()
     if local:
         (home / str(k)).touch()
-    return job.run(_opened(path, fingerprint), lambda: local and (os.path.exists(stop) or not home.exists()))
+    with _core.Interrupts(guarded=True) as interrupts:
+        dataset = _opened(path, fingerprint)
+        return job.run(dataset, lambda: local and (os.path.exists(stop) or not home.exists()), interrupts)
 
 
 @lru_cache(maxsize=1)

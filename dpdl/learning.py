@@ -271,7 +271,8 @@ def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.I
                 if code == 0:
                     timer.attend()
                 bar.update(core.n_steps)
-                if (interrupts.came() and _nobody_else_minds()) or (options.stop is not None and options.stop()):
+                pressed = interrupts.came() and (interrupts.guarded or _nobody_else_minds())
+                if pressed or (options.stop is not None and options.stop()):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED

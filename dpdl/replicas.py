@@ -86,7 +86,8 @@ def replicate(
     n : int
         Number of replicas.
     rng : numpy.random.Generator, int or None
-        Root of all randomness; replica k has the k-th child that is spawned from it, whatever n is.
+        Root of all randomness; replica k has the k-th child that is spawned from it, whatever n is, and draws with
+        NumPy's default bit generator. Of a Generator, a child that is spawned from it is the root.
     executor : concurrent.futures.Executor, optional
         Where the replicas run: a pool of threads or processes, or ``client.get_executor()`` of a Dask client. Default:
         as many threads as there are cores. It is left open.
@@ -119,7 +120,7 @@ def replicate(
     n = check.whole("n", n, at_least=1)
     many = Many("replica", dataset, executor, checkpoint, resume, progress, keywords)
     chosen = Settings.of(settings, many.settings)
-    many.jobs([chosen], [0])  # everything that can be wrong is, before anything is written
+    many.check([chosen] * n)
     seeds = many.plan(rng)
     results = many.run(many.jobs([chosen] * n, [seeds.child(k) for k in range(n)]))
     try:
@@ -220,7 +221,7 @@ def sweep(
     points = _grid(over, keywords, rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     chosen = [Settings.of(settings, many.settings | values) for values in named]
-    many.jobs(chosen, [0] * len(points))  # everything that can be wrong is, before anything is written
+    many.check(chosen)
     written = [{name: np.asarray(value).item() for name, value in point.items()} for point in points]
     seed = many.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
     results = many.run(many.jobs(chosen, [point.get("rng", seed) for point in points]))

@@ -72,14 +72,24 @@ cdef class Interrupts:
     """While open, SIGINT is counted on its way to Python, so that a run in any thread sees it.
 
     On a platform without sigaction none is ever seen.
+
+    Parameters
+    ----------
+    guarded : bool
+        Nobody but the runs of this process sees it.
     """
 
     cdef int64_t before
+    cdef readonly bint guarded
+
+    def __init__(self, bint guarded=False):
+        self.guarded = guarded
 
     def __enter__(self):
         global watchers
         with watching_lock:
             watchers += 1
+            _interrupt.dpdl_guard(self.guarded)
             _interrupt.dpdl_watch()
         self.before = _interrupt.dpdl_interrupt_count()
         return self
@@ -88,6 +98,7 @@ cdef class Interrupts:
         global watchers
         with watching_lock:
             watchers -= 1
+            _interrupt.dpdl_guard(-self.guarded)
             if watchers == 0:
                 _interrupt.dpdl_unwatch()
 

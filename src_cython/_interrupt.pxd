@@ -15,6 +15,7 @@ cdef extern from *:
     static volatile long dpdl_interrupts = 0;
     static void dpdl_watch(void) { }
     static void dpdl_unwatch(void) { }
+    static void dpdl_guard(int more) { (void)more; }
     static inline double dpdl_clock(void) {
         struct timespec t;
         timespec_get(&t, TIME_UTC);
@@ -23,10 +24,12 @@ cdef extern from *:
     #else
     #include <signal.h>
     static volatile sig_atomic_t dpdl_interrupts = 0;
+    static volatile sig_atomic_t dpdl_guards = 0;   /* while positive, the signal is not handed on */
     static struct sigaction dpdl_before;
     static int dpdl_placed = 0;     /* our handler was put there, and has not been taken away by us */
     static void dpdl_count(int number, siginfo_t *info, void *context) {
         dpdl_interrupts = (sig_atomic_t)((unsigned)dpdl_interrupts + 1u);
+        if (dpdl_guards > 0) return;
         if (dpdl_before.sa_flags & SA_SIGINFO) {
             if (dpdl_before.sa_sigaction) dpdl_before.sa_sigaction(number, info, context);
         } else if (dpdl_before.sa_handler != SIG_DFL && dpdl_before.sa_handler != SIG_IGN) {
@@ -62,6 +65,7 @@ cdef extern from *:
         if (dpdl_is_ours(&now)) dpdl_placed = sigaction(SIGINT, &dpdl_before, NULL) != 0;
         else if (dpdl_is_the_one_before(&now)) dpdl_placed = 0;
     }
+    static void dpdl_guard(int more) { dpdl_guards += more; }
     static inline double dpdl_clock(void) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -72,6 +76,7 @@ cdef extern from *:
     """
     void dpdl_watch() noexcept nogil
     void dpdl_unwatch() noexcept nogil
+    void dpdl_guard(int more) noexcept nogil
     double dpdl_clock() noexcept nogil
     int64_t dpdl_interrupt_count() noexcept nogil
 

@@ -1,9 +1,12 @@
 """Many runs at once: the same bits on every executor, averages that are averages, and nothing lost to Ctrl-C."""
 
 import concurrent.futures as cf
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -11,7 +14,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dpdl import Dataset, Settings, Status, instances, learn, replicate, sweep
+from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
 from dpdl._many import PLAN
 from dpdl.result import Result
 
@@ -81,15 +84,36 @@ def test_dask_gives_the_same_bits(stored, tmp_path):
         ):
             found = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, executor=client.get_executor())
             points = sweep(stored, SETTINGS, over={"psi": [2, 3]}, rho0=RHO0, rng=7, executor=client.get_executor())
-            timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            partly = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=client.get_executor())
-            timer.join()
     assert same(found, one_by_one(stored, 3))
-    assert [one.status for one in partly.results] == [Status.INTERRUPTED] * 2
     assert [bits(result) for _, result in points] == [
         bits(learn(stored, SETTINGS, psi=psi, rho0=RHO0, rng=7)) for psi in (2, 3)
     ]
+
+
+def at_a_terminal(path, folder):
+    """Ctrl-C as a terminal has it: the signal goes to every process of the job, Dask's workers included."""
+    import distributed
+
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with (
+        distributed.LocalCluster(**options, local_directory=folder) as cluster,
+        cluster.get_client() as client,
+    ):
+        threading.Timer(1.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
+        executor = client.get_executor()
+        found = replicate(Dataset.open(path), SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=executor)
+        print(json.dumps([[k, one.status, one.n_steps] for k, one in zip(found.numbers, found.results, strict=True)]))
+
+
+def test_ctrl_c_at_a_terminal_loses_no_work_of_dask(stored, tmp_path):
+    pytest.importorskip("distributed")
+    command = [sys.executable, "-W", "ignore", __file__, str(stored.path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout.splitlines()[-1])
+    assert [k for k, _, _ in runs] == [0, 1]
+    assert [status for _, status, _ in runs] == [Status.INTERRUPTED] * 2
+    assert all(n_steps > 0 for _, _, n_steps in runs)
 
 
 def test_the_average_and_the_spread_are_those_of_the_replicas(log):
@@ -130,15 +154,15 @@ def test_one_replica_has_no_spread(log):
 
 
 @pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory"])
-def test_replicas_that_were_stopped_anywhere_go_on_bit_for_bit(stored, order, tmp_path):
+def test_replicas_that_were_stopped_at_50_places_go_on_bit_for_bit(stored, order, tmp_path):
     whole = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, order=order)
-    rng = np.random.default_rng(0)
-    common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "check_slater": False}
-    replicate(stored, SETTINGS, n=2, rng=7, step_limit=int(rng.integers(1, 4000)), resume=True, **common)  # none yet
-    for limit in np.sort(rng.integers(1, 4000, 3)):
-        replicate(stored, SETTINGS, n=3, rng=7, step_limit=int(limit), resume=True, **common)
+    common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "check_slater": False, "resume": True}
+    limits = np.sort(np.random.default_rng(0).integers(1, 4000, 50))
+    for k, limit in enumerate(limits.tolist()):
+        # None is there at first; the third one joins late. The seed is asked for once, and is kept after that.
+        replicate(stored, SETTINGS, n=2 if k < 10 else 3, rng=7 if k == 0 else None, step_limit=limit, **common)
     with cf.ProcessPoolExecutor(2) as pool:
-        again = replicate(stored, SETTINGS, n=3, resume=True, executor=pool, **common)
+        again = replicate(stored, SETTINGS, n=3, executor=pool, **common)
     assert [bits(one) for one in again.results] == [bits(one) for one in whole.results]
 
 
@@ -153,9 +177,51 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
     with pytest.raises(ValueError, match="has other initial states"):
         replicate(stored, SETTINGS, rng=7, resume=True, **(common | {"rho0": [1.0, 0, 0, 0]}))
+    for changes, message in (
+        ({"n_reference": 100}, "other arguments"),
+        ({"known": ["psi"]}, "other arguments"),
+        ({"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)}, "other mu_hat"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replicate(stored, SETTINGS, rng=7, resume=True, **common, **changes)
     with pytest.raises(TypeError, match=r"^resume needs checkpoint"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, resume=True)
-    assert (tmp_path / "runs" / PLAN).exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="has no file 'plan'"):
+        replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "empty", resume=True)
+
+
+def test_a_refused_folder_leaves_the_generator_alone(stored, tmp_path):
+    (tmp_path / "something").touch()
+    rng = np.random.default_rng(7)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        replicate(stored, SETTINGS, n=2, rho0=RHO0, rng=rng, checkpoint=tmp_path)
+    assert rng.bit_generator.seed_seq.n_children_spawned == 0
+
+
+def test_no_flipped_bit_of_the_plan_goes_unnoticed(stored, tmp_path):
+    common = {"n": 1, "rho0": RHO0, "checkpoint": tmp_path / "runs"}
+    replicate(stored, SETTINGS, rng=7, step_limit=10, **common)
+    file = tmp_path / "runs" / PLAN
+    sound = file.read_bytes()
+    for k in np.random.default_rng(0).permutation(8 * len(sound))[:400].tolist():
+        flipped = bytearray(sound)
+        flipped[k // 8] ^= 1 << k % 8
+        file.write_bytes(flipped)
+        with pytest.raises(ValueError, match=re.escape(str(file))):
+            replicate(stored, SETTINGS, resume=True, **common)
+
+
+def test_an_error_says_how_to_go_on(stored, tmp_path):
+    common = {"n": 2, "rho0": RHO0, "checkpoint": tmp_path / "runs"}
+
+    def callback(result):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match=r"^no\n") as raised:
+        replicate(stored, SETTINGS, rng=7, callback=callback, **common)
+    assert raised.value.__notes__ == [f"The runs can go on from {tmp_path / 'runs'} with resume=True."]
+    assert same(replicate(stored, SETTINGS, resume=True, **common), one_by_one(stored, 2))
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
@@ -254,3 +320,7 @@ def test_what_cannot_travel_is_refused(log, stored):
 def test_grids_that_make_no_sense_are_refused(log, over, error, message):
     with pytest.raises(error, match=re.escape(message)):
         sweep(log, SETTINGS, over=over, rho0=RHO0, rng=7)
+
+
+if __name__ == "__main__":
+    at_a_terminal(*sys.argv[1:])
