@@ -203,9 +203,6 @@ cdef class Core:
         """Take n steps, or fewer if patience ends."""
         return _kkt.OK
 
-    cdef inline bint enough(self, _interrupt.Patience *patience, int64_t k) noexcept nogil:
-        return _interrupt.enough(patience, k, self.counters.refreshes + self.counters.rebases + self.counters.jumps)
-
     @property
     def n_steps(self):
         """Steps taken."""
@@ -309,7 +306,7 @@ cdef class EagerCore(Core):
         cdef int code
         for k in range(n):
             code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
-            if code != _kkt.OK or self.enough(patience, k):
+            if code != _kkt.OK or _interrupt.enough(patience, k, self.counters.steps):      # any step may be slow
                 return code
         return _kkt.OK
 
@@ -400,7 +397,8 @@ cdef class LazyCore(Core):
                 self.prefetch(records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
-            if code != _kkt.OK or self.enough(patience, k):
+            # Whatever takes O(pairs), a refresh or a jump, rebases bins.
+            if code != _kkt.OK or _interrupt.enough(patience, k, self.counters.rebases):
                 return code
         return _kkt.OK
 

@@ -83,18 +83,16 @@ cdef extern from *:
 ctypedef struct Patience:
     double deadline             # on dpdl_clock; infinite if there is none
     int64_t interrupts          # the count when the run began
-    int64_t work                # events so far of those that take O(pairs)
+    int64_t work                # what was slow so far, counted
 
 
 cdef enum:
-    GLANCE = 256                # steps between two looks at the clock, when all of them are quick
+    GLANCE = 256                # steps between two looks, when all of them are quick
 
 
 cdef inline bint enough(Patience *p, int64_t k, int64_t work) noexcept nogil:
-    """Whether to stop after the k-th step of a block; `work` counts refreshes, rebases and jumps, which may be slow."""
-    if dpdl_interrupt_count() != p.interrupts:
-        return True
-    if k % GLANCE != GLANCE - 1 and work == p.work:
+    """Whether to stop after the k-th step of a block; `work` counts whatever may have been slow."""
+    if work == p.work and k % GLANCE != GLANCE - 1:
         return False
     p.work = work
-    return dpdl_clock() >= p.deadline
+    return dpdl_interrupt_count() != p.interrupts or dpdl_clock() >= p.deadline
