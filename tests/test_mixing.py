@@ -260,14 +260,14 @@ def test_lower_bounds_by_functions():
 
 def test_hundred_thousand_states():
     P = random_sparse(100_000, 5, 0)
-    started = time.perf_counter()
+    started = time.process_time()  # of this process: others must not make it fail
     found = mixing.mixing_time_bounds(P)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     print(f"{found} in {seconds:.1f} s")
     # log(n)/entropy of a step is about 11 steps: fewer cannot spread the mass.
     assert 8 <= found.lower <= found.upper <= 25
     assert mixing.tv_distance(P, int(found.upper), starts=np.arange(16)) <= 0.25
-    assert seconds < 30  # under 10 on an idle machine; loaded ones must not fail
+    assert seconds < 10
     with pytest.raises(ValueError, match=rf"100000 states is between {found.lower} and {found.upper:g}"):
         mixing.mixing_time(P)
 

@@ -231,7 +231,7 @@ def test_ctrl_c_returns_what_was_done(stored, kind):
     began = time.monotonic()
     with pool:
         pool.submit(int).result()
-        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         found = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=pool, progress=False)
         timer.join()
