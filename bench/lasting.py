@@ -103,8 +103,8 @@ class Stopwatch:
 class Lasting:
     """Measurements, kept as they are made; milliseconds."""
 
-    def __init__(self, quick: bool) -> None:
-        self.sizes = (1000, 100_000) if quick else (1000, 100_000, 1_000_000)
+    def __init__(self, quick: bool, pairs: list[int] | None) -> None:
+        self.sizes = pairs or ([1000, 100_000] if quick else [1000, 100_000, 1_000_000])
         self.repeats = 5 if quick else 20
         self.rounds, self.seconds = (2, 1.0) if quick else (7, 3.0)
         self.latency: dict[str, dict[int, list[float]]] = {MAIN: {}, WORKER: {}, REFRESH: {}}
@@ -175,7 +175,9 @@ class Lasting:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure interruptions, checkpoints and callbacks.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, no large log: half a minute")
-    lasting = Lasting(parser.parse_args().quick)
+    parser.add_argument("--pairs", type=int, nargs="+", help="sizes to measure; 10^7 takes some 10 GB of memory")
+    lasting = Lasting(**vars(parser.parse_args()))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in the background
     print(f"load average at the beginning: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", flush=True)
     lasting.measure()
     print(lasting.table())

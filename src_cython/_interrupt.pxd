@@ -23,13 +23,15 @@ cdef extern from *:
     }
     #else
     #include <signal.h>
+    #include <unistd.h>
     static volatile sig_atomic_t dpdl_interrupts = 0;
-    static volatile sig_atomic_t dpdl_guards = 0;   /* while positive, the signal is not handed on */
+    static volatile sig_atomic_t dpdl_guards = 0;   /* while positive, the signal is not handed on, */
+    static volatile pid_t dpdl_guarded = 0;         /* in this process; a child that is forked meanwhile has its own */
     static struct sigaction dpdl_before;
     static int dpdl_placed = 0;     /* our handler was put there, and has not been taken away by us */
     static void dpdl_count(int number, siginfo_t *info, void *context) {
         dpdl_interrupts = (sig_atomic_t)((unsigned)dpdl_interrupts + 1u);
-        if (dpdl_guards > 0) return;
+        if (dpdl_guards > 0 && dpdl_guarded == getpid()) return;
         if (dpdl_before.sa_flags & SA_SIGINFO) {
             if (dpdl_before.sa_sigaction) dpdl_before.sa_sigaction(number, info, context);
         } else if (dpdl_before.sa_handler != SIG_DFL && dpdl_before.sa_handler != SIG_IGN) {
@@ -65,7 +67,11 @@ cdef extern from *:
         if (dpdl_is_ours(&now)) dpdl_placed = sigaction(SIGINT, &dpdl_before, NULL) != 0;
         else if (dpdl_is_the_one_before(&now)) dpdl_placed = 0;
     }
-    static void dpdl_guard(int more) { dpdl_guards += more; }
+    static void dpdl_guard(int more) {
+        if (dpdl_guarded != getpid()) dpdl_guards = 0;
+        dpdl_guarded = getpid();
+        if (dpdl_guards + more >= 0) dpdl_guards += more;
+    }
     static inline double dpdl_clock(void) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);

@@ -452,9 +452,11 @@ def test_a_handler_on_top_of_ours_that_hands_on_to_it_does_not_go_round_in_circl
 
 
 @posix
-def test_a_child_that_is_forked_in_the_middle_of_a_run_has_its_own_ctrl_c():
-    assert script("""
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_child_that_is_forked_in_the_middle_of_a_run_has_its_own_ctrl_c(guarded):
+    assert script(f"""
         import os, signal, threading, time
+        from dpdl import _core
         from long_runs import run
         going = threading.Event()
         worker = threading.Thread(
@@ -463,20 +465,21 @@ def test_a_child_that_is_forked_in_the_middle_of_a_run_has_its_own_ctrl_c():
         )
         worker.start()
         going.wait()
-        child = os.fork()
-        if child == 0:
-            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            result = run(T=10**12, time_limit=20)
-            timer.join()
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(1)
-                told = False
-            except KeyboardInterrupt:
-                told = True
-            print(result.status.name, told, flush=True)
-            os._exit(0)
+        with _core.Interrupts(guarded={guarded}):
+            child = os.fork()
+            if child == 0:
+                timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
+                result = run(T=10**12, time_limit=20)
+                timer.join()
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(1)
+                    told = False
+                except KeyboardInterrupt:
+                    told = True
+                print(result.status.name, told, flush=True)
+                os._exit(0)
         os.waitpid(child, 0)
         print(worker.is_alive(), flush=True)
         os._exit(0)
