@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from . import _core, _packed, checkpoint
 from . import _validation as check
 from ._setup import Facts, Setup, assemble
+from ._spare import sweep
 from .dataset import Dataset
 from .reference import Reference
 from .settings import ESTIMATE, Resolved, Settings
@@ -61,7 +62,7 @@ def save(path: Path, setup: Setup, dataset: Dataset, *, new: bool = False) -> No
     from . import __version__
 
     if new:
-        checkpoint.sweep(path)
+        sweep(path)
     reference, generator = setup.reference, setup.core.sampler.bit_generator
     header = {
         "dpdl": __version__,
@@ -86,7 +87,7 @@ def load(path: Path, dataset: Dataset, settings: Settings | None) -> Setup:
         raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")
-    checkpoint.sweep(path)
+    sweep(path)
     header, arrays = checkpoint.read(path)
     try:
         _check_header(header, dataset)

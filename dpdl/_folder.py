@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-if sys.platform != "win32":
-    import fcntl
+from ._spare import OLD, lock, spare_name, sweep
 
 
 @contextmanager
@@ -21,17 +19,14 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
 
     On any exception it is removed, and whatever was at `path` is untouched. What was there is replaced only if
     `overwrite` is set and `replaceable` recognises it: moved aside, and removed once the new folder is in its place. A
-    process that is killed leaves its temporary folder behind; the next one that writes to the same path removes it.
-    Only if it is killed between the two renames is `path` missing: the old folder is then beside it, with suffix .old.
+    process that is killed leaves folders behind, which the next one that writes to the same path removes. Only if it is
+    killed between the two renames is `path` missing: the old folder is then beside it, with suffix .old, and stays.
     """
     target = Path(os.path.realpath(path))
     _refuse_existing(target, overwrite, replaceable)
-    stem = f".{target.name[:100]}."  # short enough for any file system, whatever the name
-    temporary = target.with_name(f"{stem}{secrets.token_hex(8)}.tmp")
     with explained(target):
-        _sweep(target.parent, stem)
-        temporary.mkdir()
-        lock = _lock(temporary)
+        _sweep(target)
+        temporary, descriptor = _new_folder(target)
     try:
         yield temporary
         with explained(target):
@@ -42,8 +37,8 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
-        if lock is not None:
-            os.close(lock)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -80,18 +75,20 @@ def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path]
     if not overwrite:
         refuse(target, "it exists already; pass overwrite=True to replace it")
     if not replaceable(target):
-        refuse(target, "what is there is not a data set, so it is not replaced")
+        refuse(target, "what is there is not a data set, or not that alone, so it is not replaced")
 
 
 def _move(temporary: Path, target: Path) -> None:
-    aside = temporary.with_suffix(".old")
-    if os.path.lexists(target):
-        os.rename(target, aside)
+    aside = temporary.with_suffix(OLD)
     try:
+        if os.path.lexists(target):
+            os.rename(target, aside)
         os.rename(temporary, target)
     except BaseException:
-        if os.path.lexists(aside):
+        with suppress(OSError):  # it was not moved yet, or somebody else's new folder is there by now
             os.rename(aside, target)
+        if os.path.lexists(target):
+            shutil.rmtree(aside, ignore_errors=True)
         raise
     try:
         sync(target.parent)
@@ -99,29 +96,28 @@ def _move(temporary: Path, target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _lock(folder: Path) -> int | None:
-    """Hold a lock for as long as this process is writing: it is what tells a live folder from an abandoned one."""
-    if sys.platform == "win32":
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    with suppress(OSError):  # some network file systems have no locks; then nothing is ever swept there either
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
-
-
-def _sweep(parent: Path, stem: str) -> None:
-    """Remove temporary folders that killed processes left behind."""
-    if sys.platform == "win32":
-        return
-    for stray in parent.glob(f"{_escaped(stem)}????????????????.tmp"):
-        with suppress(OSError):
-            descriptor = os.open(stray, os.O_RDONLY)
+def _new_folder(target: Path) -> tuple[Path, int | None]:
+    """A folder beside the target, and the lock on it for as long as this process is writing."""
+    while True:
+        temporary = spare_name(target)
+        temporary.mkdir()
+        if sys.platform == "win32":  # folders cannot be opened there
+            return temporary, None
+        with suppress(FileNotFoundError, BlockingIOError):  # somebody swept it before it was locked: once more
+            descriptor = os.open(temporary, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-                shutil.rmtree(stray, ignore_errors=True)
-            finally:
+                lock(descriptor)
+                os.stat(temporary)
+            except BaseException:
                 os.close(descriptor)
+                raise
+            return temporary, descriptor
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left behind; an old folder only if it has been replaced."""
+    if sys.platform == "win32":  # nothing tells live folders from abandoned ones there
+        return
+    sweep(target, shutil.rmtree)
+    if os.path.lexists(target):
+        sweep(target, shutil.rmtree, OLD)

@@ -104,9 +104,9 @@ class Header:
     def parse(cls, raw: bytes) -> Header:
         """Read ``header.json``; everything in it is checked, its own checksum first."""
         content = parse_json(raw)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not is_header(content):
             raise ValueError("it is not the header of a dpdl data set")
-        if content.get("version") != VERSION:
+        if content.get("version") != VERSION or type(content["version"]) is not int:
             raise ValueError(f"its version is {content.get('version')!r}, and this dpdl reads version {VERSION}")
         checksum = content.get("checksum")
         if not isinstance(checksum, str) or not _is_sum(checksum):
@@ -125,6 +125,11 @@ class Header:
                 )
         units = parse_units(content["units"], sizes.n_utilities)
         return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays})
+
+
+def is_header(content: Any) -> bool:
+    """Whether JSON says of itself that it is the header of a data set."""
+    return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 def npy_header(dtype: np.dtype[Any], n: int) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _validation as check
 from . import theory
 from .dataset import Dataset
 from .reference import Reference
@@ -60,7 +61,7 @@ class Packed:
             log_cap[-1] += np.log(S * A - len(pairs))
         packed = cls(
             records=dataset.records[:, None].view(np.uint8),  # never a copy, even of every third record
-            pairs=pairs,
+            pairs=check.frozen(pairs),  # results share it
             n_pairs=S * A,
             state=state,
             c=1 / mu_hat,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,8 +74,12 @@ class Reader:
         self, source: Any, names: tuple[str, str, str, str], u: str | Sequence[str] | None, episode: str | None
     ) -> None:
         self.files, self.filesystem = _files(source)
-        with self._opened(self.files[0]) as first:
+        self._refuse_part(source)
+        self.file = self.files[0]  # the one that is being read
+        with self._opened(self.file) as first:
             self.description = Description.of(first.schema_arrow.metadata)
+            if self.description is not None and u is None:
+                u = [f"u_{i}" for i in range(len(self.description.units.get("utility_scale", ())))]
             self.utilities, self.is_list = _utilities(first.schema_arrow, u)
         if self.description is not None and self.description.trajectories and episode is None:
             episode = "episode"
@@ -85,18 +90,47 @@ class Reader:
     def __iter__(self) -> Iterator[Chunk]:
         wanted = [*self.names, *self.utilities, *([] if self.episode is None else [self.episode])]
         for name in self.files:
+            self.file = name
             with self._opened(name) as file:
                 if Description.of(file.schema_arrow.metadata) != self.description:
                     raise ValueError(f"its metadata {KEY.decode()!r} differs from that of {self.files[0]}")
                 if self.description is not None:
                     self.last_episode = None  # every file of ours is whole, and numbers its trajectories from 0
                 for column in wanted:
-                    if column not in file.schema_arrow.names:
-                        raise ValueError(f"there is no column {column!r} among {file.schema_arrow.names}")
-                for batch in file.iter_batches(layout.CHUNK, columns=wanted, use_threads=False):
+                    if file.schema_arrow.names.count(column) != 1:
+                        trouble = "is more than one" if column in file.schema_arrow.names else "is no"
+                        raise ValueError(f"there {trouble} column {column!r} among {file.schema_arrow.names}")
+                if self.n_utilities is None:
+                    for batch in file.iter_batches(1, columns=self.utilities, use_threads=False):
+                        self._lists(batch, self.utilities[0])  # how many numbers decides how many rows at a time
+                        break
+                size = layout.chunk_size(layout.record_dtype(self.n_utilities or 0))
+                for batch in file.iter_batches(size, columns=wanted, use_threads=False):
                     if batch.num_rows:
                         yield self._chunk(batch)
                         self.n_rows += batch.num_rows
+
+    def _refuse_part(self, source: Any) -> None:
+        """Refuse a pyarrow Dataset that is not all of its files."""
+        if not hasattr(source, "count_rows"):
+            return
+        n_rows = n_groups = 0
+        for name in self.files:
+            with self._opened(name) as file:
+                n_rows += file.metadata.num_rows
+                n_groups += file.metadata.num_row_groups
+        # pyarrow counts the rows of a file with some of its row groups as if it had all of them.
+        if source.count_rows() != n_rows or sum(part.num_row_groups for part in source.get_fragments()) != n_groups:
+            raise ValueError("source has a filter, or only some row groups of its files: write that part to a new file")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Say with what is wrong with a chunk in which file that is, and what its columns are called there."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            called = dict(zip(("s", "a", "s_next", "r"), self.names, strict=True)) | {"u": self.utilities}
+            raise type(error)(f"{self.file}: {error} (columns: {called})") from error
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
@@ -162,7 +196,9 @@ class Reader:
         """Rows whose episode is not that of the row before."""
         pa, _ = pyarrow()
         column = self._column(batch, name)
-        if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+        if any(str(column.type) == text for text in ("string", "large_string", "string_view")):
+            column = column.cast(pa.string())
+        elif not pa.types.is_integer(column.type):
             raise TypeError(f"column {name!r} must hold whole numbers or strings, got {column.type}")
         values = column.to_numpy(zero_copy_only=False)
         differs = np.append(values[0] != self.last_episode, values[1:] != values[:-1])
@@ -184,10 +220,13 @@ def _is_list(kind: Any) -> bool:
 def _utilities(schema: Any, u: str | Sequence[str] | None) -> tuple[list[str], bool]:
     """Names of the utilities' columns, and whether it is one column of lists."""
     if u is None:
-        if "u" in schema.names and _is_list(schema.field("u").type):
-            return ["u"], True
-        numbered = (f"u_{i}" for i in range(len(schema.names)))
-        return [name for name in numbered if name in schema.names], False
+        numbered = sorted((name for name in schema.names if re.fullmatch("u_[0-9]+", name)), key=lambda u: int(u[2:]))
+        if ("u" in schema.names) == bool(numbered):
+            found = f"are columns 'u' and {numbered}" if numbered else "is no column 'u' or 'u_0'"
+            raise ValueError(f"there {found} among {schema.names}: name the utilities' columns by u, [] for none")
+        if numbered:
+            return numbered, False
+        u = "u"
     if isinstance(u, str):
         return [u], u in schema.names and _is_list(schema.field(u).type)
     return list(u), False
@@ -208,4 +247,4 @@ def _files(source: Any) -> tuple[list[str], Any]:
 
 
 def _expanded(path: Path) -> list[str]:
-    return sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else [str(path)]
+    return sorted(str(file) for file in path.rglob("*.parquet") if file.is_file()) if path.is_dir() else [str(path)]

@@ -18,8 +18,8 @@ from . import _validation as check
 
 INT32_MAX = 2**31 - 1
 
-#: Records taken at a time: what bounds the memory of a pass over a log of any size.
-CHUNK = 1 << 18
+#: Records taken at a time, unless their bytes are too many: what bounds the memory of a pass over a log of any size.
+CHUNK, CHUNK_BYTES = 1 << 18, 1 << 24
 
 
 def record_dtype(n_utilities: int) -> np.dtype[Any]:
@@ -160,9 +160,20 @@ def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArra
     return values, positions.astype(np.int32)
 
 
+def chunk_size(dtype: np.dtype[Any]) -> int:
+    """Number of elements taken at a time.
+
+    Examples
+    --------
+    >>> chunk_size(record_dtype(1)), chunk_size(record_dtype(1000))
+    (262144, 2092)
+    """
+    return max(1, min(CHUNK, CHUNK_BYTES // dtype.itemsize))
+
+
 def chunks(records: NDArray[Any], at_least: int = 0) -> Iterator[NDArray[Any]]:
-    """Cut into parts of `CHUNK` records, or of `at_least` if that is more."""
-    size = max(CHUNK, at_least)
+    """Cut into parts of `chunk_size`, or of `at_least` if that is more."""
+    size = max(chunk_size(records.dtype), at_least)
     for first in range(0, len(records), size):
         yield records[first : first + size]
 

@@ -8,8 +8,10 @@ appearance, and utilities without their scale. One pass over the file, in place,
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +24,7 @@ from . import _records as layout
 from . import _validation as check
 from . import storage
 from ._folder import explained, replacing
-from ._header import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes, npy_header
+from ._header import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes, npy_header, parse_units
 from ._records import INT32_MAX, CostLimits, Units, record_dtype
 
 _POSITIONS = np.dtype("<i8")
@@ -130,7 +132,10 @@ class DatasetBuilder:
         >>> half.r.tolist(), half.units.reward_scale
         ([0.25, 0.75], 8.0)
         """
+        if not isinstance(units, Units):
+            raise TypeError(f"units must be a Units, got {type(units).__name__}")
         sizes = {"n_states": n_states, "n_actions": n_actions, "n_utilities": len(units.utility_scale)}
+        units = parse_units(asdict(units) | {"utility_scale": list(units.utility_scale)}, sizes["n_utilities"])
         builder = cls(path, **sizes, overwrite=overwrite)
         builder._units = units
         return builder
@@ -149,13 +154,15 @@ class DatasetBuilder:
         self._costs, self._largest = costs, np.zeros(len(units.utility_scale))
         self._dtype = record_dtype(len(units.utility_scale))
         self._numbering = _Numbering(sizes[0] * sizes[1])
-        self._records, self._flat = np.empty(layout.CHUNK, self._dtype), np.empty(layout.CHUNK, np.int64)
+        size = layout.chunk_size(self._dtype)
+        self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
         self._n_waiting = 0  # of those two, not yet written
         self._starts: list[NDArray[np.int64]] = []
         self._n_records, self._n_starts = 0, 0
         self._trajectories: bool | None = None  # the first chunk decides
         self._previous: int | None = None
         self._state = "new"
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of transitions so far."""
@@ -187,7 +194,8 @@ class DatasetBuilder:
     ) -> None:
         """Add transitions to the end of the log.
 
-        A chunk that is refused leaves the log as it was. Messages count records from the beginning of the log.
+        A chunk that is refused leaves the log as it was. Messages count records from the beginning of the log. Several
+        threads may call this; their chunks stay whole.
 
         Parameters
         ----------
@@ -197,6 +205,12 @@ class DatasetBuilder:
             Positions in this chunk at which trajectories begin. Unless 0 is among them, the first record continues the
             trajectory of the chunk before; ``[]`` if all of them do. None, in all chunks: independent transitions.
         """
+        with self._lock:
+            self._append(s, a, s_next, r, u, starts)
+
+    def _append(
+        self, s: ArrayLike, a: ArrayLike, s_next: ArrayLike, r: ArrayLike, u: ArrayLike, starts: ArrayLike | None
+    ) -> None:
         if self._state != "open":
             raise RuntimeError(
                 "an earlier chunk could not be written, so the data set is given up"
@@ -290,7 +304,7 @@ class DatasetBuilder:
     def _stored(self, name: str, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
         """Read back what has been written, in chunks."""
         offset = len(npy_header(dtype, 0))
-        while len(part := np.fromfile(self._folder / name, dtype, layout.CHUNK, offset=offset)):
+        while len(part := np.fromfile(self._folder / name, dtype, layout.chunk_size(dtype), offset=offset)):
             yield part
             offset += part.nbytes
 

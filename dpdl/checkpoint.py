@@ -23,8 +23,6 @@ import hashlib
 import json
 import math
 import os
-import re
-import secrets
 import shutil
 import stat
 import struct
@@ -38,9 +36,7 @@ from numpy.typing import NDArray
 
 from ._folder import refuse, sync
 from ._header import parse_json
-
-if sys.platform != "win32":
-    import fcntl
+from ._spare import lock, spare_file
 
 MAGIC, VERSION = b"DPDLCKPT", 1
 _PREFIX = struct.Struct("<8sIQ")
@@ -73,8 +69,12 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
         *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
     ]
     digest = hashlib.sha256()
-    with _explained(path), _spare_name(path) as temporary, open(temporary, "xb") as file:
-        _lock(file.fileno())
+    with _explained(path), spare_file(path) as temporary, open(temporary, "xb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(
+                path.with_name(path.name + PREVIOUS)
+            )  # a name that is too long shows now, not after the first hour
+        lock(file.fileno())
         for part in parts:
             digest.update(part)
             file.write(part)
@@ -154,38 +154,6 @@ def refuse_existing(path: Path) -> None:
         refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
 
 
-def sweep(path: Path) -> None:
-    """Remove temporary files of checkpoints at `path` whose writers are gone."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.tmp")
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    _remove_unless_locked(entry.path)
-
-
-def _remove_unless_locked(path: str) -> None:
-    """Remove a file that nobody is writing: Windows refuses to remove an open one, elsewhere its writer holds a lock.
-
-    A process number in its name would not do: in two containers two processes may have the same one.
-    """
-    if sys.platform == "win32":
-        os.unlink(path)
-        return
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):  # some network file systems have no locks; nothing is swept there either
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Say in every OSError what could not be written; a full disk does not name the file by itself."""
@@ -198,22 +166,11 @@ def _explained(path: Path) -> Iterator[None]:
         raise OSError(error.errno or errno.EIO, reason, str(path)) from error
 
 
-@contextlib.contextmanager
-def _spare_name(path: Path) -> Iterator[Path]:
-    """A name beside `path` that nobody else has, and that nothing is left under."""
-    spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        yield spare
-    finally:
-        with contextlib.suppress(OSError):
-            spare.unlink()
-
-
 def _keep_previous(path: Path) -> None:
     """Give the checkpoint at `path` a second name, so that it outlives its successor's arrival at the first one."""
     if not path.exists():
         return
-    with _spare_name(path) as spare:
+    with spare_file(path) as spare:
         try:
             os.link(path, spare)
         except OSError:  # a file system without hard links

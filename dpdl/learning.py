@@ -245,7 +245,8 @@ class Options:
             given["callback_seconds"] = check.real("callback_seconds", given["callback_seconds"], at_least=0)
         given["every"] = check.real("every", given["every"], at_least=0)
         limit = given["time_limit"]
-        given["time_limit"] = math.inf if limit is None else check.real("time_limit", limit, at_least=0)
+        endless = limit is None or limit == math.inf
+        given["time_limit"] = math.inf if endless else check.real("time_limit", limit, at_least=0)
         if given["checkpoint"] is not None:
             if not isinstance(given["checkpoint"], (str, os.PathLike)):
                 raise TypeError(f"checkpoint must be a path, got {type(given['checkpoint']).__name__}")
@@ -257,7 +258,7 @@ def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.I
     """Take the steps that are left, and make a result of them."""
     core, planned = setup.core, setup.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
-    status, code = Status.COMPLETED if total == planned else Status.STEP_LIMIT, 0
+    status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
     keeper = _Keeper(setup, dataset, options.checkpoint, new)
     try:
         with Progress(total, options.progress, core.n_steps) as bar:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -29,6 +27,7 @@ from . import _validation as check
 from ._folder import explained, refuse, sync
 from ._header import parse_units
 from ._parquet_reader import KEY, Description, Reader, pyarrow
+from ._spare import lock, spare_file, sweep
 from .builder import DatasetBuilder
 from .dataset import Dataset
 
@@ -57,8 +56,8 @@ def from_parquet(
     s, a, s_next, r : str, optional
         Names of columns.
     u : str or sequence of str, optional
-        Names of the utilities' columns, or of one column of lists. By default ``u`` if that is a column of lists, else
-        all of ``u_0``, ``u_1``, ... that there are; there may be none.
+        Names of the utilities' columns, or of one column of lists; ``[]`` if there are none. By default the column
+        ``u`` (numbers or lists), or all of ``u_0``, ``u_1``, ... that there are, by number.
     episode : str, optional
         Name of a column (whole numbers or strings) in which each trajectory has a value of its own: one begins wherever
         the value differs from the row before, also from the last row of the file before. By default the transitions are
@@ -90,7 +89,8 @@ def from_parquet(
         raise ValueError("source has no rows")
     with _builder(path, overwrite, options, reader.description, reader.n_utilities) as builder:
         for chunk in chain([first], chunks):
-            builder.append(*chunk)
+            with reader.blamed():
+                builder.append(*chunk)
     return Dataset.open(path)
 
 
@@ -108,20 +108,17 @@ def to_parquet(dataset: Dataset, path: str | os.PathLike[str], *, overwrite: boo
     types = (pa.int32(), pa.int32(), pa.int32(), pa.int64())[: len(whole)] + (pa.float64(),) * (1 + dataset.n_utilities)
     description = Description(dataset.n_states, dataset.n_actions, dataset.starts is not None, asdict(dataset.units))
     schema = pa.schema(list(zip(names, types, strict=True)), metadata={KEY: json.dumps(asdict(description))})
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        with explained(target):
+    sweep(target)
+    with explained(target), spare_file(target) as temporary:
+        with open(temporary, "xb") as file:
+            lock(file.fileno())
             # Numbers are written plainly: a dictionary might take -0.0 for 0.0.
-            with pq.ParquetWriter(temporary, schema, use_dictionary=list(whole)) as writer:
+            with pq.ParquetWriter(file, schema, use_dictionary=list(whole)) as writer:
                 for columns in _columns_of(dataset):
                     writer.write_batch(pa.record_batch(columns, schema=schema))
-            sync(temporary)
-            os.replace(temporary, target)
-            sync(target.parent)
-    except BaseException:
-        with suppress(OSError):  # not even begun
-            temporary.unlink()
-        raise
+        sync(temporary)
+        os.replace(temporary, target)
+        sync(target.parent)
 
 
 def _columns_of(dataset: Dataset) -> Iterator[list[NDArray[Any]]]:
@@ -141,6 +138,8 @@ def _builder(
     path: Any, overwrite: bool, options: dict[str, Any], description: Description | None, n_utilities: int
 ) -> DatasetBuilder:
     """A builder for what a source holds."""
+    if "n_utilities" in options:
+        raise TypeError("n_utilities must be left out: the columns of the source say it")
     if description is None:
         for name in ("n_states", "n_actions"):
             if name not in options:

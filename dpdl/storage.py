@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from . import _validation as check
 from ._folder import explained, replacing, sync
-from ._header import HEADER, LARGEST_HEADER, PAIRS, RECORDS, STARTS, Header, Sizes, npy_header
+from ._header import HEADER, LARGEST_HEADER, PAIRS, RECORDS, STARTS, Header, Sizes, is_header, npy_header, parse_json
 from ._records import Units, begins, chunks
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
@@ -55,8 +55,19 @@ class Stored(NamedTuple):
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether a path is a data set or an empty folder; nothing else is ever overwritten."""
-    return path.is_dir() and ((path / HEADER).is_file() or not any(path.iterdir()))
+    """Whether a path is an empty folder, or holds a data set and nothing else; only these are ever overwritten."""
+    if not path.is_dir():
+        return False
+    names = set(os.listdir(path))
+    return not names or (HEADER in names and names <= {HEADER, RECORDS, PAIRS, STARTS} and _is_header(path / HEADER))
+
+
+def _is_header(file: Path) -> bool:
+    """Whether a file is the header of a data set, of any version and perhaps damaged."""
+    try:
+        return _length(file) <= LARGEST_HEADER and is_header(parse_json(file.read_bytes()))
+    except ValueError:
+        return False
 
 
 def save(path: str | os.PathLike[str], sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:

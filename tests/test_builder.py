@@ -2,11 +2,15 @@
 
 import os
 import re
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from dpdl import Dataset, DatasetBuilder, _records
+from dpdl._records import Units
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
 SIZES = {"n_states": 4, "n_actions": 3}
@@ -195,3 +199,44 @@ def test_a_builder_is_used_once_and_inside_its_block(tmp_path):
 def test_bad_arguments_are_named(tmp_path, change, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         DatasetBuilder(tmp_path / "log", **{**SIZES, "n_utilities": 0, **change})
+
+
+def test_chunks_of_several_threads_stay_whole(tmp_path):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with DatasetBuilder(tmp_path / "log", n_states=8, n_actions=1, n_utilities=1) as builder:
+
+            def work(k):
+                for _ in range(100):
+                    builder.append([k, k], [0, 0], [k, k], [k / 8, k / 8], [[k / 8], [k / 8]])
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    log = Dataset.open(tmp_path / "log")
+    assert np.bincount(log.s).tolist() == [200] * 8
+    for column in (log.s_next, 8 * log.r, 8 * log.u[:, 0], np.repeat(log.s[::2], 2)):
+        np.testing.assert_array_equal(column, log.s)
+
+
+def test_units_that_make_no_sense_are_refused_before_any_work(tmp_path):
+    for units, message in (
+        (Units(-1.0, (1.0,)), r"^units: reward_scale must be > 0, got -1.0"),
+        (Units(1.0, (float("nan"),)), r"^units: utility_scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DatasetBuilder.of_packed(tmp_path / "log", n_states=1, n_actions=1, units=units)
+    with pytest.raises(TypeError, match="units must be a Units, got float"):
+        DatasetBuilder.of_packed(tmp_path / "log", n_states=1, n_actions=1, units=1.0)
+
+
+def test_memory_does_not_grow_with_the_number_of_utilities(tmp_path):
+    tracemalloc.start()
+    with DatasetBuilder(tmp_path / "log", n_states=2, n_actions=1, n_utilities=2000) as builder:
+        for _ in range(20):
+            builder.append(*(np.zeros(50, dtype=int),) * 3, np.zeros(50), np.zeros((50, 2000)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 120 * 2**20  # 2^18 records would be 4 GiB

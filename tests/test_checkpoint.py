@@ -894,7 +894,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_any_work(tmp_path
     for place, error in (
         (tmp_path / "file" / "run.ckpt", NotADirectoryError),
         (tmp_path / "missing" / "run.ckpt", FileNotFoundError),
-        (tmp_path / ("long" * 60), OSError),  # there is no room for the longer name of a temporary file
+        (tmp_path / ("long" * 62), OSError),  # there is no room for the longer name of the one before
     ):
         with pytest.raises(error, match=re.escape(f"the checkpoint could not be written: '{place}'")):
             run(checkpoint=place, callback=must_not_be_called, callback_every=1)
@@ -930,3 +930,10 @@ def test_a_checkpoint_may_be_taken_away_or_replaced_in_the_middle_of_a_run(path)
     assert "Is a directory" in result.notes[0]
     assert path.is_dir()  # it is not ours
     assert checkpoint.read(path.with_name("run.ckpt.previous"))[1]["counters"][0] == 3000
+
+
+def test_a_completed_run_stays_completed_whatever_limit_it_is_given(path):
+    run(checkpoint=path)
+    again = resume(path, LOG, step_limit=10)
+    assert again.status is Status.COMPLETED
+    assert bits(again) == whole()

@@ -103,6 +103,59 @@ def test_utilities_may_be_a_column_of_lists(tmp_path, kind):
     assert from_parquet(file, tmp_path / "none", **SIZES, u=[]).n_utilities == 0
 
 
+def test_numbered_utilities_go_by_number_whatever_is_between_them(tmp_path):
+    data, _ = columns("independent", 1)
+    names = ["u_10", "u_7", "u_2"]
+    file = write(tmp_path, table(fire=np.zeros(60)).append_column("u_10", pa.array(data["u"][:, 0])))
+    assert from_parquet(file, tmp_path / "one", **SIZES).n_utilities == 1
+    source = table(fire=np.zeros(60))
+    for k, name in enumerate(names):
+        source = source.append_column(name, pa.array(np.full(60, k / 4)))
+    log = from_parquet(write(tmp_path, source, "three.parquet"), tmp_path / "three", **SIZES)
+    assert log.u[0].tolist() == [0.5, 0.25, 0.0]
+
+
+def test_a_plain_column_u_is_the_utility_and_none_at_all_must_be_said(tmp_path):
+    data, _ = columns("independent", 1)
+    file = write(tmp_path, table(u=data["u"][:, 0]))
+    assert_same(from_parquet(file, tmp_path / "log", **SIZES), Dataset(**data, **SIZES))
+    file = write(tmp_path, table(fire=data["u"][:, 0]), "other.parquet")
+    with pytest.raises(ValueError, match=r"there is no column 'u' or 'u_0' among .*: name the utilities' columns by u"):
+        from_parquet(file, tmp_path / "none", **SIZES)
+    assert from_parquet(file, tmp_path / "none", **SIZES, u=[]).n_utilities == 0
+    file = write(tmp_path, table().append_column("u", pa.array(data["u"][:, 0])), "both.parquet")
+    with pytest.raises(ValueError, match=r"there are columns 'u' and \['u_0'\] among"):
+        from_parquet(file, tmp_path / "both", **SIZES)
+
+
+def test_part_of_a_source_is_refused(tmp_path):
+    file = write(tmp_path, table(), row_group_size=10)
+    whole = pyarrow.dataset.dataset(file)
+    with pytest.raises(ValueError, match=r"^source has a filter, or only some row groups of its files"):
+        from_parquet(whole.filter(pyarrow.dataset.field("s") == 0), tmp_path / "log", **SIZES)
+    fragment = next(iter(whole.get_fragments())).subset(row_group_ids=[1, 2])
+    part = pyarrow.dataset.FileSystemDataset([fragment], whole.schema, whole.format, whole.filesystem)
+    with pytest.raises(ValueError, match=r"^source has a filter, or only some row groups of its files"):
+        from_parquet(part, tmp_path / "log", **SIZES)
+    assert len(from_parquet(whole, tmp_path / "log", **SIZES)) == 60
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_episodes_may_be_strings_of_any_kind(tmp_path, kind):
+    source = table("trajectories")
+    names = source["episode"].cast(pa.string()).cast(getattr(pa, kind)())
+    source = source.set_column(source.column_names.index("episode"), "episode", names)
+    expected = columns("trajectories", 1)[1]
+    log = from_parquet(write(tmp_path, source), tmp_path / "log", **SIZES, episode="episode")
+    assert log.starts.tolist() == list(expected)
+
+
+def test_a_file_that_a_killed_process_left_is_swept(tmp_path):
+    (tmp_path / ".log.parquet.0123456789abcdef.tmp").touch()
+    make_log().to_parquet(tmp_path / "log.parquet")
+    nothing_else(tmp_path, "log.parquet")
+
+
 def test_columns_may_have_other_names(tmp_path):
     data, starts = columns("trajectories", 2)
     names = {"s": "state", "a": "action", "s_next": "next", "r": "reward", "u_0": "fire", "u_1": "mud"}
@@ -196,9 +249,9 @@ def test_values_that_are_refused_are_named_by_their_place_in_the_log(tmp_path):
     r = np.zeros(60)
     r[44] = 3.0
     files = [write(tmp_path, table(), "0.parquet"), write(tmp_path, table(r=r), "1.parquet")]
-    with pytest.raises(ValueError, match=r"^r\[104\] = 3.0 must be <= 1"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(files[1]))}: r\[104\] = 3.0 must be <= 1.*'r': 'r'"):
         from_parquet(files, tmp_path / "log", **SIZES)
-    with pytest.raises(ValueError, match=r"^s_next\[2\] = 2 but s\[3\] = 1: a trajectory ends there"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(files[0]))}: s_next\[2\] = 2 but s\[3\] = 1"):
         from_parquet(files, tmp_path / "log", **SIZES, episode="a", s_next="s")
     nothing_else(tmp_path, "0.parquet", "1.parquet")
 
@@ -211,6 +264,12 @@ def test_what_is_missing_or_too_much_is_named(tmp_path):
         from_parquet(file, tmp_path / "log", n_states=4)
     with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
         from_parquet(file, tmp_path / "log", **SIZES, scale=2)
+    with pytest.raises(TypeError, match=r"^n_utilities must be left out"):
+        from_parquet(file, tmp_path / "log", **SIZES, n_utilities=1)
+    twice = pa.Table.from_arrays([*table().columns, table()["s"]], [*table().column_names, "s"])
+    with pytest.raises(ValueError, match="there is more than one column 's' among"):
+        from_parquet(write(tmp_path, twice, "twice.parquet"), tmp_path / "log", **SIZES)
+    (tmp_path / "twice.parquet").unlink()
     with pytest.raises(ValueError, match=r"^source has no Parquet files$"):
         from_parquet([], tmp_path / "log", **SIZES)
     with pytest.raises(TypeError, match=r"^source must be a path, paths or a pyarrow Dataset, got int$"):

@@ -410,9 +410,14 @@ def test_a_path_that_exists_is_replaced_only_on_request_and_only_if_it_is_a_data
     (tmp_path / "file").write_text("precious")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "photo").write_text("precious")
-    for name in ("file", "folder"):
-        with pytest.raises(FileExistsError, match="not a data set, so it is not replaced"):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "header.json").write_text('{"mine": 1}')
+    kept = saved(tmp_path / "kept", old)
+    (kept / "run.ckpt").write_text("precious")
+    for name in ("file", "folder", "project", "kept"):
+        with pytest.raises(FileExistsError, match="not a data set, or not that alone, so it is not replaced"):
             new.save(tmp_path / name, overwrite=True)
+    assert (kept / "run.ckpt").read_text() == "precious"
     (tmp_path / "empty").mkdir()
     new.save(tmp_path / "empty", overwrite=True)
     (tmp_path / "link").symlink_to(folder)
@@ -420,7 +425,45 @@ def test_a_path_that_exists_is_replaced_only_on_request_and_only_if_it_is_a_data
     assert_same(Dataset.open(folder), new)
     with pytest.raises(TypeError, match="overwrite must be True or False"):
         new.save(folder, overwrite="no")
-    nothing_else(tmp_path, "log", "file", "folder", "empty", "link")
+    nothing_else(tmp_path, "log", "file", "folder", "project", "kept", "empty", "link")
+
+
+def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
+    folder = saved(tmp_path / "log", make_log())
+    for name in (".log.0123456789abcdef.tmp", ".log.0123456789abcdef.old", ".log.my-precious-data.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "something").touch()
+    make_log().save(folder, overwrite=True)
+    nothing_else(tmp_path, "log", ".log.my-precious-data.tmp")
+
+
+def test_an_old_folder_that_may_be_the_only_one_stays(tmp_path):
+    (tmp_path / ".log.0123456789abcdef.old").mkdir()
+    make_log().save(tmp_path / "log")
+    nothing_else(tmp_path, "log", ".log.0123456789abcdef.old")
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_an_interruption_between_the_renames_puts_the_old_folder_back(tmp_path, monkeypatch, fails_at):
+    folder, calls, rename = saved(tmp_path / "log", make_log(seed=1)), [], os.rename
+
+    def interrupted(*names):
+        calls.append(names)
+        rename(*names)
+        if len(calls) == fails_at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_log(seed=2).save(folder, overwrite=True)
+    monkeypatch.undo()
+    assert_same(Dataset.open(folder), make_log(seed=fails_at))
+    nothing_else(tmp_path, "log")
+
+
+def test_names_of_any_alphabet_and_length_will_do(tmp_path):
+    folder = saved(tmp_path / ("\u6570" * 80), make_log())
+    assert_same(Dataset.open(folder), make_log())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
