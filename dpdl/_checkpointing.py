@@ -105,13 +105,17 @@ def load(path: Path, dataset: Dataset, settings: Settings | None) -> Setup:
 def refuse_other_run(path: Path, stored: Setup, wanted: Setup) -> None:
     """Raise a ValueError if a checkpoint was made of other arguments; settings are compared when it is loaded."""
     one, other = stored.reference, wanted.reference
-    for what, same in (
-        ("initial states: rho0 or initial_states differ", np.array_equal(stored.initial, wanted.initial)),
-        (f"arguments: {stored.facts}, not {wanted.facts}", stored.facts == wanted.facts),
-        ("mu_hat: reference differs", one.n_samples == other.n_samples and _same_counts(one, other)),
-    ):
-        if not same:
-            raise ValueError(f"checkpoint {path} has other {what}")
+    differences = [
+        f"{field.name} = {before!r}, not {now!r}"
+        for field in dataclasses.fields(Facts)
+        if (before := getattr(stored.facts, field.name)) != (now := getattr(wanted.facts, field.name))
+    ]
+    if not np.array_equal(stored.initial, wanted.initial):
+        differences.append("rho0 or initial_states")
+    if one.n_samples != other.n_samples or not _same_counts(one, other):
+        differences.append("reference")
+    if differences:
+        raise ValueError(f"checkpoint {path} is of another run, which differs in {'; '.join(differences)}")
 
 
 def _same_counts(one: Reference, other: Reference) -> bool:

@@ -173,7 +173,7 @@ def prepare(
         as_stated=start is None
         and math.isclose(resolved.radius_V, radii[0])
         and math.isclose(resolved.radius_lam, radii[1]),
-        known=tuple(sorted(known)),
+        known=tuple(sorted(set(known))),
         mixing_time_estimated=estimated,
     )
     return assemble(packed, resolved, reference, initial, facts, len(descent), generator, (log_x, V, log_lam))

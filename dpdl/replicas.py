@@ -90,7 +90,9 @@ def replicate(
         NumPy's default bit generator. Of a Generator, a child that is spawned from it is the root.
     executor : concurrent.futures.Executor, optional
         Where the replicas run: a pool of threads or processes, or ``client.get_executor()`` of a Dask client. Default:
-        as many threads as there are cores. It is left open.
+        as many threads as there are cores. It is left open. Workers of a process pool that are idle die of Ctrl-C at
+        a terminal, and their pool with them, unless it was made with
+        ``initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)``.
     checkpoint : path, optional
         A folder with one checkpoint for each replica. It must be empty or absent, unless `resume` is set.
     resume : bool, optional
@@ -174,8 +176,14 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    value = np.asarray(value).item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
+
+
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
 def sweep(
@@ -222,7 +230,7 @@ def sweep(
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     chosen = [Settings.of(settings, many.settings | values) for values in named]
     many.check(chosen)
-    written = [{name: np.asarray(value).item() for name, value in point.items()} for point in points]
+    written = [{name: _plain(value) for name, value in point.items()} for point in points]
     seed = many.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
     results = many.run(many.jobs(chosen, [point.get("rng", seed) for point in points]))
     numbers = sorted(results)
@@ -243,7 +251,7 @@ def _grid(over: Mapping[str, Sequence[Any]], keywords: dict[str, Any], rng: Any)
             raise ValueError(f"over[{name!r}] is no setting; settings are {', '.join(sorted(known))}")
         if name in keywords or (name == "rng" and rng is not None):
             raise TypeError(f"{name} is given and swept over as well")
-        if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
+        if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)) or np.ndim(values) == 0:
             raise TypeError(f"over[{name!r}] must be a sequence of values, got {type(values).__name__}")
         if len(values) == 0:
             raise ValueError(f"over[{name!r}] is empty")

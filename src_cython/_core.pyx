@@ -392,13 +392,14 @@ cdef class LazyCore(Core):
                      _interrupt.Patience *patience) noexcept nogil:
         cdef int64_t k
         cdef int code
+        # Whatever takes O(pairs), a refresh or a jump, rebases bins; with very many utilities any step is slow.
+        cdef int64_t *work = &self.counters.rebases if self.model.n_utilities < 256 else &self.counters.steps
         for k in range(n):
             if self.far:
                 self.prefetch(records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
-            # Whatever takes O(pairs), a refresh or a jump, rebases bins.
-            if code != _kkt.OK or _interrupt.enough(patience, k, self.counters.rebases):
+            if code != _kkt.OK or _interrupt.enough(patience, k, work[0]):
                 return code
         return _kkt.OK
 

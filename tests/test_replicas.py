@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -175,20 +176,39 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
         replicate(stored, SETTINGS, rng=8, resume=True, **common)
     with pytest.raises(ValueError, match=re.escape("has other settings: psi = 3.0, not 4.0")):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
-    with pytest.raises(ValueError, match="has other initial states"):
+    with pytest.raises(ValueError, match="differs in rho0 or initial_states"):
         replicate(stored, SETTINGS, rng=7, resume=True, **(common | {"rho0": [1.0, 0, 0, 0]}))
     for changes, message in (
-        ({"n_reference": 100}, "other arguments"),
-        ({"known": ["psi"]}, "other arguments"),
-        ({"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)}, "other mu_hat"),
+        ({"n_reference": 100}, "differs in n_reference = None, not 100; disjoint = False, not True; reference"),
+        ({"known": ["psi"]}, re.escape("differs in known = (), not ('psi',)")),
+        ({"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)}, "differs in reference"),
     ):
         with pytest.raises(ValueError, match=message):
             replicate(stored, SETTINGS, rng=7, resume=True, **common, **changes)
     with pytest.raises(TypeError, match=r"^resume needs checkpoint"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, resume=True)
-    (tmp_path / "empty").mkdir()
+    started = common | {"checkpoint": tmp_path / "started"}
+    one, other = (learn(stored, SETTINGS, rho0=RHO0, rng=seed).last for seed in (7, 8))
+    replicate(stored, SETTINGS, rng=7, start=one, **started)
+    with pytest.raises(ValueError, match="is of other runs: start = "):
+        replicate(stored, SETTINGS, resume=True, start=other, **started)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "something").touch()
     with pytest.raises(FileNotFoundError, match="has no file 'plan'"):
-        replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "empty", resume=True)
+        replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "other", resume=True)
+    with pytest.raises(FileNotFoundError, match=r"checkpoint: there is no folder .*absent to put runs into"):
+        replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "absent" / "runs")
+
+
+def test_runs_that_were_killed_before_their_plan_was_written_begin(stored, tmp_path):
+    (tmp_path / ".plan.0123456789abcdef.tmp").touch()
+    found = replicate(stored, SETTINGS, n=2, rho0=RHO0, rng=np.int64(7), checkpoint=tmp_path, resume=True)
+    assert same(found, one_by_one(stored, 2))
+    assert sorted(file.name for file in tmp_path.iterdir() if "previous" not in file.name) == [
+        "plan",
+        "replica-0",
+        "replica-1",
+    ]
 
 
 def test_a_refused_folder_leaves_the_generator_alone(stored, tmp_path):
@@ -245,6 +265,81 @@ def test_ctrl_c_returns_what_was_done(stored, kind):
         assert bits(again) == bits(one)
 
 
+class OnTheSpot(cf.Executor):
+    """Runs what it is given while the caller waits."""
+
+    def submit(self, function, /, *arguments):
+        future = cf.Future()
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class Later(cf.Executor):
+    """Never cancels anything, and begins when it is told to."""
+
+    def __init__(self):
+        self.calls = []
+
+    def submit(self, function, /, *arguments):
+        self.calls.append(lambda: function(*arguments))
+        return cf.Future()
+
+
+def test_an_executor_that_runs_on_the_spot_has_its_own_ctrl_c(stored):
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    options = {"T": 10**11, "rho0": RHO0, "rng": 7, "time_limit": 20}
+    found = replicate(stored, SETTINGS, n=3, executor=OnTheSpot(), **options)
+    timer.join()
+    assert found.numbers == (0,)
+    assert found.result.status is Status.INTERRUPTED
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        found = replicate(stored, SETTINGS, n=1, executor=OnTheSpot(), **(options | {"time_limit": 0.5}))
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+    assert found.result.status is Status.TIME_LIMIT
+
+
+def test_a_run_that_begins_when_nobody_waits_any_more_does_not_begin(stored):
+    later = Later()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        replicate(stored, SETTINGS, n=2, T=10**11, rho0=RHO0, rng=7, executor=later)
+    timer.join()
+    began = time.monotonic()
+    assert [call() for call in later.calls] == [None, None]
+    assert time.monotonic() - began < 5
+
+
+def test_ctrl_c_reaches_processes_from_any_thread(stored):
+    found = []
+
+    def work():
+        with cf.ProcessPoolExecutor(2) as pool:
+            found.append(replicate(stored, SETTINGS, n=2, T=10**11, rho0=RHO0, rng=7, time_limit=30, executor=pool))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    began = time.monotonic()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):  # the main thread has its own
+        time.sleep(10)
+    worker.join()
+    assert time.monotonic() - began < 15
+    assert [one.status for one in found[0].results] == [Status.INTERRUPTED] * 2
+
+
 def test_an_error_in_one_run_stops_the_others(log):
     def callback(result):
         raise RuntimeError("no")
@@ -264,6 +359,21 @@ def test_a_sweep_runs_every_combination_with_the_same_draws(log):
     assert len(str(found).splitlines()) == 5
     seeds = sweep(log, SETTINGS, over={"rng": [1, 2]}, rho0=RHO0)
     assert [bits(result) for _, result in seeds] == [bits(learn(log, SETTINGS, rho0=RHO0, rng=k)) for k in (1, 2)]
+
+
+def test_values_of_any_kind_can_be_swept_over(log, tmp_path):
+    over = {"psi": [Fraction(5, 2), np.float64(3)], "floor": [None, 1e-3]}
+    found = sweep(log, SETTINGS, over=over, rho0=RHO0, rng=np.uint8(7), checkpoint=tmp_path / "runs")
+    assert "None" in str(found)
+    assert bits(found[0][1]) == bits(learn(log, SETTINGS, psi=2.5, rho0=RHO0, rng=7))
+    with pytest.raises(TypeError, match=r"over\['psi'\] must be a sequence of values"):
+        sweep(log, SETTINGS, over={"psi": np.array(2.0)}, rho0=RHO0, rng=7)
+
+
+def test_a_generator_without_a_seed_sequence_will_do(log):
+    rng = np.random.Generator(np.random.RandomState(7)._bit_generator)
+    first, second = (replicate(log, SETTINGS, n=2, rho0=RHO0, rng=rng) for _ in range(2))
+    assert not same(first, second.results)
 
 
 def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
