@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +65,17 @@ class Survey:
             self.worst[name] = figure
         if not figure <= limit:
             self.failures.setdefault(name, []).append(f"{figure:.3g}  {problem!r}")
+
+    def add(self, other: Survey) -> None:
+        """Take in what another one found."""
+        self.seen += other.seen
+        self.tied += other.tied
+        self.ill_conditioned += other.ill_conditioned
+        for name, figure in other.worst.items():
+            if not figure <= self.worst.get(name, -math.inf):
+                self.worst[name] = figure
+        for name, failures in other.failures.items():
+            self.failures.setdefault(name, []).extend(failures)
 
     def check(self, name: str) -> None:
         failures = self.failures.get(name, [])
@@ -169,9 +182,20 @@ def _distance(x: list[Any], other: list[Any], bound: float) -> float:
 def survey(request: pytest.FixtureRequest) -> Survey:
     rng = np.random.default_rng(request.param)
     survey = Survey(request.param)
-    for _ in range(survey.count):
-        examine(generate(rng), survey)
+    problems = [generate(rng) for _ in range(survey.count)]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:  # the oracle takes its time
+        for part in pool.map(surveyed, [problems[k : k + 500] for k in range(0, survey.count, 500)]):
+            survey.add(part)
+    assert sum(survey.seen.values()) == survey.count
     print(survey)
+    return survey
+
+
+def surveyed(problems: Sequence[Problem]) -> Survey:
+    """What there is to say about some problems."""
+    survey = Survey(len(problems))
+    for problem in problems:
+        examine(problem, survey)
     return survey
 
 
