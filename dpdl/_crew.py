@@ -82,7 +82,7 @@ class Crew:
             if result is None or result.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
         # In a thread that is not the main one, Python tells nobody.
-        if self.stop.is_set or (self.interrupts.came() and learning._nobody_else_minds()):
+        if self.stop.is_set or (self.interrupts.came() and learning.nobody_else_minds()):
             raise KeyboardInterrupt
 
     def leave(self) -> None:

@@ -42,15 +42,16 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
 
 
 @contextmanager
-def explained(target: str | os.PathLike[str]) -> Iterator[None]:
+def explained(
+    target: str | os.PathLike[str], what: str = "it could not be written, and nothing was left behind"
+) -> Iterator[None]:
     """Say in every OSError what could not be written; a full disk does not name the file by itself."""
     try:
         yield
     except FileExistsError:  # says it already
         raise
     except OSError as error:
-        reason = f"{error.strerror or error}: it could not be written, and nothing was left behind"
-        raise OSError(error.errno or errno.EIO, reason, str(target)) from error
+        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}: {what}", str(target)) from error
 
 
 def sync(path: Path) -> None:

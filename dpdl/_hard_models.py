@@ -5,6 +5,7 @@ Every formula is that of appendix LowerBound, with the slips corrected that `dpd
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,20 +20,20 @@ Signs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class HardInstance(Instance):
+class HardInstance(Instance, ABC):
     """What the families share: an `Instance` whose every answer is a formula.
 
     The model's last state is the null state s_{-1}, which only the data visits. C* is exact: every policy visits s_0 as
     often, C mu(s_0) times in the discounted share of time. Without a choice the optimal policy takes action 0.
     """
 
+    @abstractmethod
     def occupancy(self, policy: ArrayLike) -> Array:
         """Return the (S, A) discounted occupancy of a policy, by formula."""
-        raise NotImplementedError
 
+    @abstractmethod
     def utilities(self, policy: ArrayLike) -> Array:
         """Return the utilities J^u_i of a policy, by formula."""
-        raise NotImplementedError
 
     def is_safe(self, policy: ArrayLike) -> bool:
         """Return whether no utility is negative: pi(a_i) <= pi(b_i) <= 1/(4K), or pi(b | s^j) = theta_j throughout.

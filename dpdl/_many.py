@@ -89,9 +89,9 @@ class Job:
         path, options = self.options.checkpoint, replace(self.options, stop=stop)
         if path is not None and path.exists():
             setup = checkpointing.load(path, dataset, self.settings)
-            return learning._drive(setup, dataset, options, interrupts, new=False)
+            return learning.drive(setup, dataset, options, interrupts, new=False)
         setup = prepare(dataset, self.settings, {}, rng=self.seed, **self.made_of)
-        return learning._drive(setup, dataset, options, interrupts, new=True)
+        return learning.drive(setup, dataset, options, interrupts, new=True)
 
 
 class Many:

@@ -18,7 +18,6 @@ array is allocated before the file is known to hold it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -27,14 +26,13 @@ import shutil
 import stat
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._folder import refuse, sync
+from ._folder import explained, refuse, sync
 from ._header import parse_json
 from ._spare import lock, spare_file
 
@@ -69,7 +67,8 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
         *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
     ]
     digest = hashlib.sha256()
-    with _explained(path), spare_file(path) as temporary, open(temporary, "xb") as file:
+    trouble = explained(path, "the checkpoint could not be written")
+    with trouble, spare_file(path) as temporary, open(temporary, "xb") as file:
         with contextlib.suppress(FileNotFoundError):
             os.lstat(
                 path.with_name(path.name + PREVIOUS)
@@ -152,18 +151,6 @@ def refuse_existing(path: Path) -> None:
         refuse(path, "it is a folder, and a checkpoint is a file")
     if os.path.lexists(path):
         refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Say in every OSError what could not be written; a full disk does not name the file by itself."""
-    try:
-        yield
-    except FileExistsError:  # says it already
-        raise
-    except OSError as error:
-        reason = f"{error.strerror or error}: the checkpoint could not be written"
-        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
 
 
 def _keep_previous(path: Path) -> None:

@@ -149,7 +149,7 @@ def learn(
         if options.checkpoint is not None:
             checkpoint_file.refuse_existing(options.checkpoint)
             checkpointing.can_be_saved(setup)
-        return _drive(setup, dataset, options, interrupts, new=True)
+        return drive(setup, dataset, options, interrupts, new=True)
 
 
 def resume(
@@ -209,7 +209,7 @@ def resume(
     assert options.checkpoint is not None
     with _core.Interrupts() as interrupts:
         setup = checkpointing.load(options.checkpoint, dataset, settings)
-        return _drive(setup, dataset, options, interrupts, new=False)
+        return drive(setup, dataset, options, interrupts, new=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,7 @@ class Options:
         return cls(**given)
 
 
-def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.Interrupts, *, new: bool) -> Result:
+def drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.Interrupts, *, new: bool) -> Result:
     """Take the steps that are left, and make a result of them."""
     core, planned = setup.core, setup.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
@@ -272,7 +272,7 @@ def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.I
                 if code == 0:
                     timer.attend()
                 bar.update(core.n_steps)
-                pressed = interrupts.came() and (interrupts.guarded or _nobody_else_minds())
+                pressed = interrupts.came() and (interrupts.guarded or nobody_else_minds())
                 if pressed or (options.stop is not None and options.stop()):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -292,7 +292,7 @@ def _drive(setup: Setup, dataset: Dataset, options: Options, interrupts: _core.I
             status = Status.INTERRUPTED
 
 
-def _nobody_else_minds() -> bool:
+def nobody_else_minds() -> bool:
     """Whether an interruption is this thread's business: Python tells the main thread itself."""
     main = threading.current_thread() is threading.main_thread()
     return not main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -901,9 +901,23 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_any_work(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.fixture
+def folder_of_no_root():
+    """A folder that can be made read-only. Root writes to any, so that another user takes its place for a while."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which lies in a folder of the user's own
+        if user == 0:
+            os.chown(name, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(user)
+
+
 @posix
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root writes to any folder")
-def test_a_read_only_folder_is_an_error_before_any_work_and_leaves_what_is_there(path):
+def test_a_read_only_folder_is_an_error_before_any_work_and_leaves_what_is_there(folder_of_no_root):
+    path = folder_of_no_root / "run"
     run(checkpoint=path, step_limit=500)
     path.parent.chmod(0o500)
     try:
