@@ -13,7 +13,7 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
 
     pairs (n or n - 1), reference_pairs, reference_counts       the coordinates, and the counts of mu_hat
     initial (S)                                                 distribution of the initial state
-    x (4, n)                                                    log z, z, and the sum of x that is settled (two doubles)
+    x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
     frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
     sums (4), steps (2)                                         kept sums; steps of the last shift and the next refresh
     V (3, S), V_since (S), lam (4, I)                           the duals and their sums

@@ -56,7 +56,7 @@ class Packed:
         if len(pairs) < S * A:
             mu_hat = np.append(mu_hat, reference.floor)
             state = np.append(state, np.int32(0))
-        log_cap = np.log(settings.psi / (1 - settings.gamma)) + np.log(mu_hat)
+        log_cap = np.log(settings.psi / (1 - settings.gamma) * mu_hat)
         if len(pairs) < S * A:
             log_cap[-1] += np.log(S * A - len(pairs))
         packed = cls(

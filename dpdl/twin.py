@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 from . import theory
 from .dataset import Dataset
@@ -22,6 +23,8 @@ Array = NDArray[np.float64]
 
 #: Sums are accepted above their bounds by this much, relatively: rounding, not slack.
 TOLERANCE = 1e-14
+#: A cap that leaves less than this of a bound to all other pairs is taken for implied by that bound.
+TIE = 1e-13
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Twin:
         self.log_x, self.log_lam = np.log(self.x).ravel(), np.log(self.lam)
         self.V = self.V.copy()
         self.c = 1 / self.mu_hat.ravel()
-        self.log_cap = np.log(s.psi / (1 - s.gamma) * self.mu_hat).ravel()
+        self.log_cap = np.log(s.psi / (1 - s.gamma) * self.mu_hat.ravel())
         self.B1 = theory.sum_bound(s.gamma)
         self.B2 = theory.weight_bound(n_states, n_actions, len(self.lam), s.gamma, s.psi)
         self.x_sum, self.V_sum, self.lam_sum = np.zeros(self.x.size), np.zeros_like(self.V), np.zeros_like(self.lam)
@@ -108,7 +111,7 @@ def lam_update(log_lam: Array, step: Array, radius: float) -> Array:
     [0.5, 0.5]
     """
     half = log_lam - step
-    return half - max(0.0, _log_sum(half) - np.log(radius)) if len(half) else half
+    return half - max(0.0, logsumexp(half) - np.log(radius)) if len(half) else half
 
 
 def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> tuple[Array, int]:
@@ -122,61 +125,45 @@ def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: fl
     >>> np.exp(log_x).round(3).tolist(), case
     ([0.731, 0.269], 2)
     """
+    if log_cap >= math.log(min(B1, B2 / c[j])) - TIE:  # the sum implies the cap, to rounding at least
+        log_cap = math.inf
     log_free = log_y.copy()
     log_free[j] += step
-    # Two candidates a case: j free, or held at its cap, where it only takes its share of the bounds.
-    others = np.arange(len(c)) != j
-    cap = np.exp(log_cap)
-    free = (np.ones(len(c), dtype=bool), B1, B2)
-    held = (others, B1 - cap, B2 - c[j] * cap)
-
-    def candidate(alpha: float, beta: float) -> Array:
-        log_x = log_free - alpha - c * beta
-        log_x[j] = min(log_x[j], log_cap)
-        return log_x
-
-    def feasible(log_x: Array) -> bool:
-        x = np.exp(log_x)
-        return bool(x.sum() <= B1 * (1 + TOLERANCE) and c @ x <= B2 * (1 + TOLERANCE))
-
-    log_x = candidate(0.0, 0.0)
-    if feasible(log_x):
-        return log_x, 1
-    solutions = []
-    for case, multipliers in ((2, _only_alpha), (3, _only_beta), (4, _both)):
-        for part, b1, b2 in (free, held):
-            found = multipliers(log_free[part], c[part], b1, b2)
-            if found is None:
+    # Two candidates a case: j free, or held at its cap, where the others share what that leaves of the bounds.
+    everyone, others = np.ones(len(c), dtype=bool), np.arange(len(c)) != j
+    cap = math.exp(log_cap) if log_cap < math.inf else 0.0
+    parts = [(everyone, B1, B2), (others, B1 - cap, B2 - c[j] * cap)]
+    found: list[tuple[float, Array, int]] = []
+    for case, multipliers in ((1, _no_multiplier), (2, _only_alpha), (3, _only_beta), (4, _both)):
+        for part, b1, b2 in parts if log_cap < math.inf else parts[:1]:
+            solution = multipliers(log_free[part], c[part], b1, b2)
+            if solution is None:
                 continue
-            alpha, beta = found
-            is_held = part is others
+            alpha, beta = solution
+            log_x = log_free - alpha - c * beta
             # A candidate that treats j as free must not exceed its cap, one that holds j must press against it.
-            if (log_free[j] - alpha - c[j] * beta >= log_cap) == is_held:
-                log_x = candidate(alpha, beta)
-                solutions.append((_excess(log_x, c, B1, B2), log_x, case))
-                if solutions[-1][0] <= 10 * TOLERANCE:
-                    return log_x, case
+            beyond = float(log_x[j] - log_cap)
+            log_x[j] = min(log_x[j], log_cap)
+            x = np.exp(log_x[part])
+            excess = max(x.sum() / b1 - 1, c[part] @ x / b2 - 1, -beyond if part is others else beyond)
+            if excess <= (TOLERANCE if case == 1 else 10 * TOLERANCE):
+                return log_x, case
+            found.append((excess, log_x, case))
     # Rounding can leave each candidate a hair outside; the KKT point exists, so it is the nearest one.
-    _, log_x, case = min(solutions, key=lambda solution: solution[0])
+    _, log_x, case = min(found, key=lambda one: one[0])
     return log_x, case
 
 
-def _log_sum(logs: Array) -> float:
-    """log sum exp, without overflow."""
-    top = float(logs.max())
-    return top + math.log(np.exp(logs - top).sum())
-
-
-def _excess(log_x: Array, c: Array, B1: float, B2: float) -> float:
-    x = np.exp(log_x)
-    return max(x.sum() / B1, c @ x / B2) - 1
+def _no_multiplier(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, float] | None:
+    """Case 1: nothing but j moves."""
+    return 0.0, 0.0
 
 
 def _only_alpha(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, float] | None:
     """Case 2: sum y exp(-alpha) = B1."""
     if B1 <= 0 or not len(c):
         return None
-    alpha = _log_sum(log_y) - math.log(B1)
+    alpha = logsumexp(log_y) - math.log(B1)
     return (alpha, 0.0) if alpha > 0 else None
 
 
@@ -185,7 +172,7 @@ def _only_beta(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, flo
     if B2 <= 0 or not len(c):
         return None
     log_cy = np.log(c) + log_y
-    beta = _root(lambda beta: _log_sum(log_cy - c * beta) - math.log(B2), c)
+    beta = _root(lambda beta: logsumexp(log_cy - c * beta) - math.log(B2), c)
     return None if beta is None else (0.0, beta)
 
 
@@ -194,10 +181,10 @@ def _both(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, float] |
     if B1 <= 0 or B2 <= 0 or not len(c) or c.min() >= B2 / B1:
         return None
     log_cy = np.log(c) + log_y
-    beta = _root(lambda beta: _log_sum(log_cy - c * beta) - _log_sum(log_y - c * beta) - math.log(B2 / B1), c)
+    beta = _root(lambda beta: logsumexp(log_cy - c * beta) - logsumexp(log_y - c * beta) - math.log(B2 / B1), c)
     if beta is None:
         return None
-    alpha = _log_sum(log_y - c * beta) - math.log(B1)
+    alpha = logsumexp(log_y - c * beta) - math.log(B1)
     return (alpha, beta) if alpha > 0 else None
 
 

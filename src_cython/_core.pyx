@@ -48,7 +48,7 @@ VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8
 MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
 
 COLUMN_DTYPE = np.dtype([("keep", "f8"), ("state", "i4"), ("other", "i4")])
-MEMBER_DTYPE = np.dtype([("log_z", "f8"), ("z", "f8"), ("acc", "f8"), ("low", "f8"), ("c", "f8"), ("log_cap", "f8"),
+MEMBER_DTYPE = np.dtype([("log_z", "f8"), ("z", "f8"), ("acc", "f8"), ("mark", "f8"), ("c", "f8"), ("log_cap", "f8"),
                          ("d", "f8"), ("state", "i4"), ("bin", "i4")])
 
 
@@ -62,6 +62,18 @@ def aligned(n, dtype):
     raw = np.zeros(size + 128, dtype=np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip:skip + size].view(dtype)
+
+
+def effective_log_caps(problem):
+    """Caps of all coordinates, without those that a sum implies."""
+    caps = np.empty(len(problem.c))
+    cdef double[::1] effective = caps
+    cdef const double[::1] c = problem.c, log_cap = problem.log_cap
+    cdef double B1 = problem.B1, B2 = problem.B2
+    cdef int64_t k
+    for k in range(len(caps)):
+        effective[k] = _kkt.effective_log_cap(log_cap[k], c[k], B1, B2)
+    return caps
 
 
 watching_lock = threading.Lock()
@@ -279,6 +291,7 @@ cdef class EagerCore(Core):
 
     cdef _eager.Eager eager
     cdef readonly object log_x, x_values, sums, since
+    cdef object log_cap
 
     def __init__(self, problem, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16):
         super().__init__(problem, sampler, V, log_lam)
@@ -289,7 +302,8 @@ cdef class EagerCore(Core):
         self.eager.n = len(log_x)
         self.eager.state = <const int32_t *> address(problem.state)
         self.eager.c = <const double *> address(problem.c)
-        self.eager.log_cap = <const double *> address(problem.log_cap)
+        self.log_cap = effective_log_caps(problem)
+        self.eager.log_cap = <const double *> address(self.log_cap)
         self.eager.log_x = <double *> address(self.log_x)
         self.eager.x = <double *> address(self.x_values)
         self.eager.sum = <_sums.Sum *> address(self.sums)
@@ -345,7 +359,7 @@ cdef class LazyCore(Core):
 
     cdef _lazy.Lazy lazy
     cdef readonly object bins, members
-    cdef object frame, moments
+    cdef object frame, moments, settled
     cdef bint far       # the data does not fit the caches
 
     def __init__(self, problem, bins, Sampler sampler, log_x, V, log_lam, int64_t refresh, double threshold=0.25,
@@ -357,7 +371,7 @@ cdef class LazyCore(Core):
         self.members["log_z"] = log_x
         self.members["z"] = np.exp(log_x)
         self.members["c"] = problem.c
-        self.members["log_cap"] = problem.log_cap
+        self.members["log_cap"] = effective_log_caps(problem)
         self.members["d"] = bins.d
         self.members["state"] = problem.state
         self.members["bin"] = bins.bin
@@ -366,6 +380,8 @@ cdef class LazyCore(Core):
         self.moments = aligned(2 * n_bins * _lazy.ROW, np.float64).reshape(2, n_bins, _lazy.ROW)     # m and q
         self.lazy.n = n
         self.lazy.member = <_lazy.Member *> address(self.members)
+        self.settled = aligned(2 * n, np.float64).reshape(n, 2)
+        self.lazy.settled = <_sums.Sum *> address(self.settled)
         self.lazy.order = <const int32_t *> address(bins.order)
         self.lazy.first = <const int64_t *> address(bins.first)
         self.lazy.n_bins = n_bins
@@ -407,7 +423,7 @@ cdef class LazyCore(Core):
         """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
         lazy = &self.lazy
         return super().state() | {
-            "x": np.stack([self.members[name] for name in ("log_z", "z", "acc", "low")]),
+            "x": np.stack([*(self.members[name] for name in ("log_z", "z", "acc", "mark")), *self.settled.T]),
             "frame": self.frame[:3].copy(),
             "moments": self.moments.copy(),
             "sums": np.array([lazy.total.high, lazy.total.low, lazy.weighted.high, lazy.weighted.low]),
@@ -417,8 +433,9 @@ cdef class LazyCore(Core):
     def restore(self, state):
         """Put back what `state` gave, on a core that was made of the same problem; sizes must be right."""
         super().restore(state)
-        for name, values in zip(("log_z", "z", "acc", "low"), state["x"], strict=True):
+        for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
             self.members[name] = values
+        self.settled[:] = state["x"][4:].T
         self.frame[:3] = state["frame"]
         self.moments[:] = state["moments"]
         self.lazy.total.high, self.lazy.total.low, self.lazy.weighted.high, self.lazy.weighted.low = state["sums"]
@@ -443,20 +460,20 @@ cdef class LazyCore(Core):
 
         Both in one pass over the members, which takes as long as reading them does; nothing is changed.
         """
-        sums, logs, past = np.empty(self.lazy.n), np.empty(self.lazy.n), self.moments[1].copy()
+        sums, logs = np.empty(self.lazy.n), np.empty(self.lazy.n)
         cdef double[::1] x_sum = sums, log_x = logs
-        cdef int64_t k
+        cdef int64_t k, now = self.counters.steps
+        cdef const _lazy.Lazy *f = &self.lazy
         cdef const _lazy.Member *i
-        cdef _lazy.Lazy settled = self.lazy         # the same members, with a q of its own that the last steps are in
-        settled.past = <double *> address(past)
+        cdef double recent
         with nogil:
-            _lazy.settle(&settled, self.counters.steps)
-            for k in range(settled.n):
-                if k + _lazy.AHEAD < settled.n:
-                    _random.dpdl_prefetch_read(&settled.member[k + _lazy.AHEAD])
-                i = &settled.member[k]
-                x_sum[k] = (i.acc.high + (i.acc.low + i.z * _lazy.past_of(&settled, i))) / divisor
-                log_x[k] = _lazy.log_of(&settled, i)
+            for k in range(f.n):
+                if k + _lazy.AHEAD < f.n:
+                    _random.dpdl_prefetch_read(&f.member[k + _lazy.AHEAD])
+                i = &f.member[k]
+                recent = _lazy.unsettled(i, _lazy.visits(f, i, _lazy.fraction(f, i), now))
+                x_sum[k] = (f.settled[k].high + (f.settled[k].low + recent)) / divisor
+                log_x[k] = _lazy.log_of(f, i)
         return sums, logs
 
     @property

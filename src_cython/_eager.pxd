@@ -7,7 +7,7 @@ from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t
 
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V
-from _kkt cimport OK, TOLERANCE, Moments, Pair, Update, solve
+from _kkt cimport OK, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
 from _model cimport Counters, Head, Model, utilities
 from _sums cimport Sum, add, reset, value
 
@@ -70,23 +70,26 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
     cdef Update u
     cdef int64_t i
     cdef double x_old = e.x[j], x_new
+    cdef bint capped
     pair.c = e.c[j]
     pair.log_cap = e.log_cap[j]
     pair.log_free = e.log_x[j] + step
+    capped = pair.log_free >= pair.log_cap
 
     # Case 1, from the kept sums: nothing but pair j moves.
-    x_new = exp(pair.log_cap if pair.log_free >= pair.log_cap else pair.log_free)
-    if (value(&e.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
+    x_new = exp(pair.log_cap if capped else pair.log_free)
+    if (not (capped and is_nearly_all(x_new, pair.c, m.B1, m.B2))
+            and value(&e.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
             and value(&e.weighted) + pair.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
         settle_x(e, j, now)
         e.x[j] = x_new
-        e.log_x[j] = pair.log_cap if pair.log_free >= pair.log_cap else pair.log_free
+        e.log_x[j] = pair.log_cap if capped else pair.log_free
         add(&e.total, x_new)
         add(&e.total, -x_old)
         add(&e.weighted, pair.c * x_new)
         add(&e.weighted, -pair.c * x_old)
         e.counters.cases[0] += 1
-        e.counters.capped += pair.log_free >= pair.log_cap
+        e.counters.capped += capped
         return OK
 
     e.j = j

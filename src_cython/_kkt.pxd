@@ -12,9 +12,14 @@ alpha, and the dual is concave. So the four cases of the paper, capped or not, a
 
 The caller provides the sums over i != j as a function of beta, so the same search serves a dense vector and binned
 moments.
+
+Ties. While j is held at its cap the others share what that leaves, B1 - cap and B2 - c_j cap; their sums are compared
+with it relative to it, however little it is, because the logarithms of the others depend on their ratio. A cap that
+leaves less than TIE of a bound (c_j cap = B2 whenever N = 1) cannot be told from one that leaves nothing, and then the
+sum implies it: `effective_log_cap` drops it, and x_j stays below it to that accuracy.
 """
 
-from libc.math cimport exp, fabs, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, exp, fabs, isfinite, log, log1p, sqrt
 
 cdef enum:
     MAX_ITERATIONS = 200
@@ -28,9 +33,15 @@ cdef enum Code:
 cdef extern from *:
     """
     #define DPDL_TOLERANCE 1e-14
+    #define DPDL_TIE 1e-13
+    #define DPDL_LITTLE 1e-4
     """
     # Constraints hold to this relative accuracy: some dozens of roundings.
     const double TOLERANCE "DPDL_TOLERANCE"
+    # Above the rounding of a cap, 2^-53 |log cap|; below the accuracy that is asked of a solution, 1e-12.
+    const double TIE "DPDL_TIE"
+    # A cap that leaves less of a bound than this: the kept sums, known to 1e-15 or so, do not tell what the others hold.
+    const double LITTLE "DPDL_LITTLE"
 
 ctypedef struct Pair:           # the sampled coordinate
     double c                    # 1 / mu_hat
@@ -47,7 +58,8 @@ ctypedef struct Response:       # the best x for a given beta
     double x                    # of pair j
     double log_x
     bint capped
-    double weighted             # G = sum c x
+    double weighted             # G = sum c x, without the share of a j that is held at its cap
+    double bound                # B2 less that share
     double slope                # dG/dbeta, <= 0
 
 ctypedef struct Update:         # the solution
@@ -65,28 +77,46 @@ ctypedef struct Update:         # the solution
 ctypedef int (*MomentsAt)(void *context, double beta, Moments *out) noexcept nogil
 
 
-cdef inline void respond(double log_free, double c, double log_cap, const Moments *m, double B1,
+cdef inline double effective_log_cap(double log_cap, double c, double B1, double B2) noexcept nogil:
+    """The cap of a pair if it can bind, else one that never does: above what either sum leaves to one pair."""
+    cdef double most = B1 if B1 < B2 / c else B2 / c
+    return log_cap if log_cap < log(most) - TIE else log(2.0 * B1)
+
+
+cdef inline bint is_nearly_all(double x, double c, double B1, double B2) noexcept nogil:
+    """Whether a pair at x leaves so little to the others that their sums must be taken by themselves."""
+    return B1 - x < LITTLE * B1 or B2 - c * x < LITTLE * B2
+
+
+cdef inline void respond(double log_free, double c, double log_cap, const Moments *m, double B1, double B2,
                          Response *q) noexcept nogil:
     """Close over alpha: the least alpha >= 0 with sum x <= B1, for log_free = log y_j + step - c_j beta."""
-    cdef double cap = exp(log_cap)
-    cdef double shrink, mean, log_s0
-    q.capped = log_free >= log_cap          # decided in logarithms: exp(log_free) may overflow
-    q.log_x = log_cap if q.capped else log_free
-    q.x = cap if q.capped else exp(log_free)
+    cdef double cap, room, shrink, mean, log_s0
+    q.bound = B2
     q.alpha = 0.0
-    if m.s0 + q.x <= B1 * (1.0 + TOLERANCE):
-        q.weighted = m.s1 + c * q.x
-        q.slope = -m.s2 if q.capped else -m.s2 - c * (c * q.x)
-        return
-    if q.capped and cap < B1:
-        q.alpha = log(m.s0 / (B1 - cap))
+    q.capped = log_free >= log_cap          # decided in logarithms: exp(log_free) may overflow
+    if q.capped:
+        cap = exp(log_cap)
+        room = B1 - cap
+        if m.s0 > room * (1.0 + TOLERANCE):
+            q.alpha = log(m.s0 / room) if room > 0.0 else INFINITY
         if log_free - q.alpha >= log_cap:
             shrink = exp(-q.alpha)
-            q.weighted = shrink * m.s1 + c * cap
-            q.slope = -shrink * (m.s2 - m.s1 * (m.s1 / m.s0))
+            q.log_x = log_cap
+            q.x = cap
+            q.weighted = shrink * m.s1
+            q.bound = B2 - c * cap
+            q.slope = -m.s2 if q.alpha == 0.0 else -shrink * (m.s2 - m.s1 * (m.s1 / m.s0))
+            return
+        q.capped = False
+    else:
+        q.log_x = log_free
+        q.x = exp(log_free)
+        if m.s0 + q.x <= B1 * (1.0 + TOLERANCE):
+            q.weighted = m.s1 + c * q.x
+            q.slope = -m.s2 - c * (c * q.x)
             return
     # Free: x_j : s0 share B1 in proportion exp(log_free) : s0; the larger one goes into the logarithm first.
-    q.capped = False
     log_s0 = log(m.s0) if m.s0 > 0.0 else -1e308
     if log_free > log_s0:
         q.alpha = log_free + log1p(m.s0 * exp(-log_free)) - log(B1)
@@ -102,8 +132,8 @@ cdef inline void respond(double log_free, double c, double log_cap, const Moment
     q.slope = -(shrink * (m.s2 - mean * (2.0 * m.s1 - mean * m.s0)) + (c - mean) * ((c - mean) * q.x))
 
 
-cdef inline void settle(Update *u, const Response *q, const Moments *m, double beta, int iterations,
-                        int code) noexcept nogil:
+cdef inline void store(Update *u, const Response *q, const Moments *m, double beta, int iterations,
+                       int code) noexcept nogil:
     u.others = m[0]
     u.alpha = q.alpha
     u.beta = beta
@@ -124,10 +154,10 @@ cdef inline double between(double low, double high) noexcept nogil:
 
 cdef inline void solve(const Pair *j, double B1, double B2, double c_min, MomentsAt moments_at, void *context,
                        Update *u) noexcept nogil:
-    """Find the multipliers; c_min is a lower bound of all c.
+    """Find the multipliers; c_min is a lower bound of all c, and the cap of j an effective one.
 
-    Newton on log(G - fixed) = log(B2 - fixed), `fixed` being the part of G that a capped j holds. Where alpha = 0 that
-    function is convex and decreasing, so Newton from the left climbs to the root without overshooting.
+    Newton on log(G) = log(bound), both without what a capped j holds. Where alpha = 0 that function is convex and
+    decreasing, so Newton from the left climbs to the root without overshooting.
 
     Invariant of the loop: G(origin + low) > B2 >= G(origin + high); the root lies in (low, high]. A Newton step that
     leaves the bracket, or follows one that did not halve the excess, is replaced by bisection: the slope is a
@@ -138,57 +168,56 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     cdef Moments m
     cdef Response q
     cdef double log_free = j.log_free           # at the origin
-    # A cap above B1 never binds; lowering it to 2 B1 changes nothing and keeps exp(log_cap) finite.
-    cdef double log_cap = j.log_cap if j.log_cap < log(2.0 * B1) else log(2.0 * B1)
+    cdef double log_cap = j.log_cap
     cdef double leave = (j.log_free - log_cap) / j.c      # where j leaves its cap if alpha = 0
-    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, beyond, target, step, excess, steepest
+    cdef double origin = 0.0, offset = 0.0, low = 0.0, high, beyond, at, step, excess, steepest
     cdef int iteration, code
     cdef bint bisect = False
 
     code = moments_at(context, 0.0, &m)
-    respond(log_free, j.c, log_cap, &m, B1, &q)
-    if code != OK or q.weighted <= B2 * (1.0 + TOLERANCE):
-        settle(u, &q, &m, 0.0, 0, code)
+    respond(log_free, j.c, log_cap, &m, B1, B2, &q)
+    if code != OK or q.weighted <= q.bound * (1.0 + TOLERANCE):
+        store(u, &q, &m, 0.0, 0, code)
         return
     if not isfinite(q.weighted):
-        settle(u, &q, &m, 0.0, 0, NOT_FINITE)
+        store(u, &q, &m, 0.0, 0, NOT_FINITE)
         return
     # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
     beyond = 1.01 * log1p((m.s1 + j.c * exp(log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
-    high = leave + beyond if leave > 0.0 else beyond
+    high = leave * (1.0 + TOLERANCE) + beyond if leave > 0.0 else beyond    # leave may be so large that it absorbs beyond
 
-    excess = q.weighted - B2
+    excess = q.weighted - q.bound
     steepest = m.s2 + j.c * (j.c * q.x)         # at low: bounds |dG/dbeta| from there on, since sum c^2 x decreases
     for iteration in range(1, MAX_ITERATIONS + 1):
-        target = B2 - j.c * q.x if q.capped else B2
         step = -1.0
-        if target <= 0.0:                       # no root while j is capped
-            step = leave - origin - offset
-        elif q.slope < 0.0:
-            step = log1p((q.weighted - B2) / target) * ((q.weighted - B2 + target) / -q.slope)
+        if q.slope < 0.0:
+            step = log1p((q.weighted - q.bound) / q.bound) * (q.weighted / -q.slope)
         offset = between(low, high) if bisect else offset + step
         if not low < offset < high:
             offset = between(low, high)
         # Nothing left to find, be it that the bracket has closed or that G changes by less than its rounding in it:
         # take the feasible end.
-        if not low < offset < high or steepest * (high - low) <= 0.1 * TOLERANCE * B2:
+        if not low < offset < high or steepest * (high - low) <= 0.1 * TOLERANCE * q.bound:
             offset = high
         if low < leave - origin < offset:       # do not step over the kink
             offset = leave - origin
         code = moments_at(context, origin + offset, &m)
         if code != OK:
-            settle(u, &q, &m, origin + offset, iteration, code)
+            store(u, &q, &m, origin + offset, iteration, code)
             return
-        respond(log_free - j.c * offset, j.c, log_cap, &m, B1, &q)
+        at = log_free - j.c * offset
+        if offset <= leave - origin and at < log_cap:       # only by rounding
+            at = log_cap
+        respond(at, j.c, log_cap, &m, B1, B2, &q)
         if not isfinite(q.weighted):
-            settle(u, &q, &m, origin + offset, iteration, NOT_FINITE)
+            store(u, &q, &m, origin + offset, iteration, NOT_FINITE)
             return
-        bisect = not bisect and fabs(q.weighted - B2) > 0.5 * excess
-        excess = fabs(q.weighted - B2)
-        if fabs(q.weighted - B2) <= TOLERANCE * B2 or offset == high:
-            settle(u, &q, &m, origin + offset, iteration, OK)
+        bisect = not bisect and fabs(q.weighted - q.bound) > 0.5 * excess
+        excess = fabs(q.weighted - q.bound)
+        if excess <= TOLERANCE * q.bound or offset == high:
+            store(u, &q, &m, origin + offset, iteration, OK)
             return
-        if q.weighted > B2:
+        if q.weighted > q.bound:
             low = offset
             steepest = m.s2 + j.c * (j.c * q.x)
         else:
@@ -199,4 +228,4 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             low = 0.0
             offset = 0.0
             origin = leave
-    settle(u, &q, &m, origin + offset, iteration, NO_CONVERGENCE)
+    store(u, &q, &m, origin + offset, iteration, NO_CONVERGENCE)

@@ -15,7 +15,7 @@ Five operations keep this true, each O(1) or O(bins):
     touch     one pair's z changes                      -> its bin's moments, its accumulator
     shift     all pairs but one move                    -> every bin's shift and tau
     sums      sum c^p x at a further shift beta         <- moments (this is what the root finder asks for)
-    rebase    fold a bin's factor into its members' z   O(members), when tau_b passes THRESHOLD
+    rebase    fold a bin's factor into its members' z   O(members), when tau_b passes `threshold`
     refresh   rebase all bins, recompute kept sums      O(pairs), every `refresh` steps
 
 Accuracy. Series are cut after k = DEGREE. tau_b <= `threshold` (1/4) when a step begins, and `sums` answers
@@ -24,18 +24,20 @@ in all steps but those that jump. Moments gather one rounding a touch: at most r
 between two refreshes. Kept totals are compensated and re-derived from the moments at every shift, so they share that
 bound.
 
-Averages. sum_t x_i^t = acc_i + z_i P_i with P_i = sum_k d_i^k q_{b,k} + quiet f_i, where q_{b,k} gathers
-exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift, quiet counts the steps since, f_i = x_i / z_i. When
-z_i changes, acc_i takes (z_old - z_new) P_i; a rebase moves z_i P_i into acc_i and clears q_b. The two parts cancel, so
-an average carries an absolute error of about 2^-53 times the largest x_i since the pair's last rebase: one part in
-10^16 of the largest, not of the average itself, for a pair that is tiny for long and large for a moment.
+Averages. Let P_i be the sum of f_i = x_i / z_i over the steps since the bin's last rebase: sum_k d_i^k q_{b,k} + quiet f_i,
+where q_{b,k} gathers exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift and quiet counts the steps since.
+While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last changed
+(`mark`), and when z_i changes again, acc_i takes z_i (P_i - mark). Every part of the sum is nonnegative, and so is the
+sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a part, and with it that of
+an average however small, is below 4 refresh 2^-53: 3e-11 at the least `refresh` that is chosen by default. A rebase
+moves the sum so far to `settled`, which is compensated.
 """
 
 from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t
 
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V
-from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, solve
+from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
 from _model cimport Counters, Head, Model, utilities
 from _random cimport dpdl_prefetch
 from _sums cimport Sum, add, reset, value
@@ -56,7 +58,8 @@ cdef extern from *:
 ctypedef struct Member:         # one pair, one cache line
     double log_z                # master copy: x may fall to e^-5000 and come back
     double z                    # exp(log_z)
-    Sum acc                     # part of sum_t x that no longer depends on z
+    double acc                  # sum of x from the bin's last rebase to the last change of z
+    double mark                 # P at the last change of z
     double c                    # 1 / mu_hat
     double log_cap
     double d                    # position in its bin, -1 .. 1
@@ -66,6 +69,7 @@ ctypedef struct Member:         # one pair, one cache line
 ctypedef struct Lazy:
     int64_t n                   # pairs
     Member *member
+    Sum *settled                # sum of each pair's x before its bin's last rebase
     const int32_t *order        # pairs by bin
     const int64_t *first        # bin b holds order[first[b]] .. order[first[b + 1] - 1]
     int64_t n_bins
@@ -119,6 +123,23 @@ cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
     return even * square + q[0] + i.d * odd
 
 
+cdef inline double visits(const Lazy *f, const Member *i, double frac, int64_t now) noexcept nogil:
+    """P_i: the sum of f_i over the steps since the bin's last rebase and before `now`; frac = f_i.
+
+    The one place that computes it: two of them would differ by a rounding, which a large z turns into visits that
+    never were.
+    """
+    cdef double total = frac * <double> (now - f.since)
+    if f.past[ROW * i.bin] != 0.0:
+        total += past_of(f, i)
+    return total
+
+
+cdef inline double unsettled(const Member *i, double total) noexcept nogil:
+    """The sum of x since the bin's last rebase, total = P_i. P does not decrease, but for its rounding."""
+    return i.acc + (i.z * (total - i.mark) if total > i.mark else 0.0)
+
+
 cdef inline void add_to_moments(Lazy *f, const Member *i, double dz) noexcept nogil:
     cdef double *m = f.moment + ROW * i.bin
     cdef double odd = dz * i.d, square = i.d * i.d
@@ -135,13 +156,11 @@ cdef inline void add_to_moments(Lazy *f, const Member *i, double dz) noexcept no
 
 
 cdef inline void touch(Lazy *f, Member *i, double log_z, double z, double frac, int64_t now) noexcept nogil:
-    """Give a pair a new z; frac = f_i. Invariant: acc + z P is the sum of x over the steps before `now`."""
-    cdef double dz = z - i.z
-    cdef double past = frac * <double> (now - f.since)
-    if f.shift[i.bin] != 0.0:       # else the bin has not moved since its rebase, and its q is zero
-        past += past_of(f, i)
-    add(&i.acc, -dz * past)
-    add_to_moments(f, i, dz)
+    """Give a pair a new z; frac = f_i. Invariant: settled + unsettled is the sum of x over the steps before `now`."""
+    cdef double total = visits(f, i, frac, now)
+    i.acc = unsettled(i, total)
+    i.mark = total
+    add_to_moments(f, i, z - i.z)
     i.log_z = log_z
     i.z = z
 
@@ -242,10 +261,10 @@ cdef inline void settle(Lazy *f, int64_t now) noexcept nogil:
     f.since = now
 
 
-cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
-    """Fold the factor of a bin into its members' z and start its moments afresh; q must be settled.
+cdef inline void rebase(Lazy *f, int64_t b, int64_t now) noexcept nogil:
+    """Fold the factor of a bin into its members' z and start its moments and sums afresh.
 
-    Invariant: x and acc + z P of every member are the same before and after.
+    Invariant: x of every member, and the sum of it over the steps before `now`, are the same before and after.
     """
     cdef int64_t k
     cdef int p
@@ -255,8 +274,11 @@ cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
     for k in range(f.first[b], f.first[b + 1]):
         if k + AHEAD < f.first[b + 1]:
             dpdl_prefetch(&f.member[f.order[k + AHEAD]])
+            dpdl_prefetch(&f.settled[f.order[k + AHEAD]])
         i = &f.member[f.order[k]]
-        add(&i.acc, i.z * past_of(f, i))
+        add(&f.settled[f.order[k]], unsettled(i, visits(f, i, fraction(f, i) if now > f.since else 0.0, now)))
+        i.acc = 0.0
+        i.mark = 0.0
         i.log_z -= f.shift[b] + i.d * f.tau[b]
         i.z = exp(i.log_z)
         add_to_moments(f, i, i.z)
@@ -270,9 +292,9 @@ cdef inline void rebase(Lazy *f, int64_t b) noexcept nogil:
 
 cdef inline void rebase_all(Lazy *f, int64_t now) noexcept nogil:
     cdef int64_t b
-    settle(f, now)
     for b in range(f.n_bins):
-        rebase(f, b)
+        rebase(f, b, now)
+    f.since = now
 
 
 cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
@@ -303,9 +325,9 @@ cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept 
     for b in range(f.n_wide):
         f.tau[b] += f.half[b] * beta
     for b in range(f.n_bins):
-        # A long shift is harmless to the series, but acc + z P then cancels: P still holds the factors from before.
+        # A long shift is harmless to the series, but P still holds the factors from before: what it grows by is lost.
         if f.tau[b] > f.threshold or f.shift[b] > 4.0 * f.threshold:
-            rebase(f, b)
+            rebase(f, b, now)
 
 
 cdef inline void move_alone(Lazy *f, Member *j, double log_z, double z, double dx, double frac,
@@ -330,7 +352,8 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
         log_z = j.log_cap + lift
     z = exp(log_z)
     x_new = z * frac
-    if (value(&f.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
+    f.exact = capped and is_nearly_all(x_new, j.c, m.B1, m.B2)
+    if (not f.exact and value(&f.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
             and value(&f.weighted) + j.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
         move_alone(f, j, log_z, z, x_new - x_old, frac, now)
         f.counters.capped += capped
@@ -341,10 +364,13 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     pair.log_free = j.log_z - lift + step
     f.sampled = j
     f.x_old = x_old
-    f.exact = False
+    if f.exact:
+        rebase_all(f, now)
+        lift = 0.0
     solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
     if u.code == OUT_OF_REACH:
         rebase_all(f, now)
+        lift = 0.0
         f.exact = True
         f.counters.jumps += 1
         solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
@@ -353,7 +379,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     f.counters.capped += u.capped
     f.counters.iterations += u.iterations
     if u.kind == 1:         # within rounding of a bound the solver may still find that all others stay
-        move_alone(f, j, u.log_x + lift, exp(u.log_x + lift), u.x - x_old, frac, now)
+        move_alone(f, j, u.log_x + lift, exp(u.log_x + lift), u.x - x_old, fraction(f, j), now)
         return OK
     move(f, u.alpha, u.beta, now)
     if f.exact:

@@ -302,7 +302,7 @@ def test_the_file_is_as_documented(path):
         "reference_pairs": (len(LOG.pairs),),
         "reference_counts": (len(LOG.pairs),),
         "initial": (12,),
-        "x": (4, n),
+        "x": (6, n),
         "frame": (3, b),
         "moments": (2, b, 16),
         "sums": (4,),

@@ -38,7 +38,10 @@ Number = Any  # mpmath has no types: an mpf, or a float where that is exact
 
 @dataclass(frozen=True)
 class Problem:
-    """One subproblem, in the argument order of the kernel, and the recipe that made it."""
+    """One subproblem, in the argument order of the kernel, and the recipe that made it.
+
+    Its numbers are doubles, or mpf in arrays of objects.
+    """
 
     log_x: np.ndarray
     c: np.ndarray
@@ -219,10 +222,11 @@ class _FloatDual:
 
     def __init__(self, problem: Problem) -> None:
         self.j = problem.j
-        self.c = problem.c
-        self.log_y = problem.log_x.copy()
-        self.log_y[self.j] += problem.step
-        self.log_cap, self.log_B1, self.log_B2 = problem.log_cap, math.log(problem.B1), math.log(problem.B2)
+        self.c = problem.c.astype(float)
+        self.log_y = problem.log_x.astype(float)
+        self.log_y[self.j] += float(problem.step)
+        self.log_cap = float(problem.log_cap)
+        self.log_B1, self.log_B2 = math.log(problem.B1), math.log(problem.B2)
 
     def __call__(self, beta: float) -> _Point:
         log_x = self.log_y - self.c * beta
