@@ -126,6 +126,8 @@ cdef inline void respond(double log_free, double c, double log_cap, const Moment
         q.alpha = log_s0 + log1p(exp(log_free) / m.s0) - log(B1)
         q.log_x = log_free - q.alpha
         q.x = exp(q.log_x)
+    if q.alpha < 0.0:                       # only by rounding: the sum is above B1
+        q.alpha = 0.0
     shrink = exp(-q.alpha)
     q.weighted = shrink * m.s1 + c * q.x
     mean = q.weighted / B1
