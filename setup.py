@@ -2,8 +2,8 @@
 
 Two environment switches, both off by default:
 
-DPDL_CHECKED=1   bounds and wraparound checks inside the core (slow; the test suite passes in this build too)
-DPDL_NATIVE=1    -march=native: faster on this machine, not portable, and not the same bits as a portable build
+DPDL_SANITIZE=1   the address and undefined-behaviour sanitizers, for tests only (.ci/sanitize builds and runs it)
+DPDL_NATIVE=1     -march=native: faster on this machine, not portable, and not the same bits as a portable build
 """
 
 import os
@@ -13,19 +13,21 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-checked = os.environ.get("DPDL_CHECKED") == "1"
+sanitize = os.environ.get("DPDL_SANITIZE") == "1"
 native = os.environ.get("DPDL_NATIVE") == "1"
 
 # Never -ffast-math: it voids compensated sums and NaN checks. -ffp-contract=off keeps the bits the same on
 # machines whose compiler would otherwise fuse multiplications into additions.
 flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", *(["-march=native"] if native else [])]
+sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"] if sanitize else []
 
 core = Extension(
     "dpdl._core",
     ["src_cython/_core.pyx"],
     include_dirs=[numpy.get_include()],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-    extra_compile_args=flags,
+    extra_compile_args=[*flags, *sanitizers],
+    extra_link_args=sanitizers,
     depends=sorted(glob("src_cython/*.px[di]")),
 )
 
@@ -36,9 +38,9 @@ setup(
         build_dir="build",
         compiler_directives={
             "language_level": 3,
-            "boundscheck": checked,
-            "wraparound": checked,
-            "initializedcheck": checked,
+            "boundscheck": sanitize,
+            "wraparound": False,
+            "initializedcheck": sanitize,
             "cdivision": True,
             "freethreading_compatible": True,
         },
