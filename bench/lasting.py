@@ -25,7 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdl import Dataset, Result, Status, _checkpointing, _setup, learn
+from dpdl import Dataset, Result, Status, learn
+from dpdl.lasting import saving as _checkpointing
+from dpdl.learning import run as _setup
 from problems import LOOSE, make_log
 
 MAIN, WORKER, REFRESH = "main thread", "other thread", "during a refresh"

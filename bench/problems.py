@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from dpdl import _core, exact, theory
-from dpdl._bins import Bins
-from dpdl._packed import Packed
-from dpdl.dataset import Dataset
-from dpdl.reference import estimate_reference
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import estimate_reference
+from dpdl.learning.bins import Bins
+from dpdl.learning.layout import Packed
+from dpdl.learning.twin import Twin
 from dpdl.result import Coordinates
 from dpdl.settings import Settings
-from dpdl.twin import Twin
 
 ACTIONS, BRANCHING, RECORDS_PER_PAIR = 10, 5, 10
 

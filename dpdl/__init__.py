@@ -5,20 +5,21 @@ descent-ascent with deviation control (Chen, Zhang & Wen, "A Near-Optimal Primal
 CMDP", 2022).
 """
 
-from . import exact, instances, mixing, policy, theory
-from .adaptive import learn_adaptive
-from .builder import DatasetBuilder
-from .cmdp import CMDP
-from .dataset import Dataset, Units
-from .learning import learn, resume
-from .parquet import from_parquet
-from .premises import Premise
-from .reference import Reference, estimate_reference
-from .replicas import Replicas, Sweep, replicate, sweep
-from .result import Level, Point, Result, Status
-from .settings import Settings
-from .slater import SlaterEstimate, estimate_slater
-from .verification import Verification, verify
+from dpdl import instances, mixing, policy, theory
+from dpdl.checking.slater import SlaterEstimate, estimate_slater
+from dpdl.checking.verification import Verification, verify
+from dpdl.data.builder import DatasetBuilder
+from dpdl.data.dataset import Dataset, Units
+from dpdl.data.parquet import from_parquet
+from dpdl.data.reference import Reference, estimate_reference
+from dpdl.models import exact
+from dpdl.models.cmdp import CMDP
+from dpdl.premises import Premise
+from dpdl.result import Level, Point, Result, Status
+from dpdl.running.adaptive import learn_adaptive
+from dpdl.running.learn import learn, resume
+from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
+from dpdl.settings import Settings
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,6 @@
 """``python -m dpdl`` is the ``dpdl`` command."""
 
-from .cli import main
+from dpdl.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

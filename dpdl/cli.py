@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import __version__
-from .cmdp import Evaluation
-from .dataset import Dataset
-from .instances import GridWorld, hazard_gridworld
-from .learning import learn
-from .result import Result
-from .settings import Settings
+from dpdl import __version__
+from dpdl.data.dataset import Dataset
+from dpdl.instances import GridWorld, hazard_gridworld
+from dpdl.models.cmdp import Evaluation
+from dpdl.result import Result
+from dpdl.running.learn import learn
+from dpdl.settings import Settings
 
 Array = NDArray[np.float64]
 
@@ -161,7 +161,7 @@ def _demo(options: Any) -> None:
 
 def _draw(demo: Demo, path: str) -> None:
     try:
-        from .plots import draw_demo
+        from dpdl.plots import draw_demo
     except ImportError:
         print("No picture: matplotlib is not installed; pip install 'dpdl[plot]'", file=sys.stderr)
         return

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from .instances import GridWorld
+from dpdl.instances import GridWorld
 
 if TYPE_CHECKING:
-    from .cli import Demo
+    from dpdl.cli import Demo
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _validation as check
+from dpdl import _validation as check
 
 
 def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDArray[np.float64]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from . import theory
-from .theory import Problem
+from dpdl import theory
+from dpdl.theory import Problem
 
 #: J(pi*) - J(policy) <= O(eps) is, in its proof, Gap + 2 kappa/slater + 45 eps_e = (0.5 + 10 + 0.45) eps
 #: (end of appendix duality-to-regret).

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import policy as policies
-from .premises import Premise
-from .reference import Reference
-from .settings import Resolved
+from dpdl import policy as policies
+from dpdl.data.reference import Reference
+from dpdl.premises import Premise
+from dpdl.settings import Resolved
 
 Array = NDArray[np.float64]
 

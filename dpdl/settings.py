@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from . import _validation as check
-from . import theory
-from .reference import SMALLEST_FLOOR
+from dpdl import _validation as check
+from dpdl import theory
+from dpdl.data.reference import SMALLEST_FLOOR
 
 ORDERS = ("replacement", "shuffle", "trajectory")
 #: Value of `mixing_time` that asks for an estimate.

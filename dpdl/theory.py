@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _validation as check
+from dpdl import _validation as check
 
 #: eps_e = eps / 100 is the accuracy of mu_hat (proposition empirical-dis).
 REFERENCE_DIVISOR = 100

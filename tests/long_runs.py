@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdl.dataset import Dataset
-from dpdl.learning import learn, resume
+from dpdl.data.dataset import Dataset
+from dpdl.running.learn import learn, resume
 
 
 def greedy_log(n_states=12, n_actions=4, n_records=300, *, seed=1, n_utilities=2):

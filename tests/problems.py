@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from dpdl import _core, theory
-from dpdl._bins import Bins
-from dpdl._packed import Packed
-from dpdl.dataset import Dataset
-from dpdl.reference import estimate_reference
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import estimate_reference
+from dpdl.learning.bins import Bins
+from dpdl.learning.layout import Packed
 from dpdl.result import Coordinates
 from dpdl.settings import Settings
 

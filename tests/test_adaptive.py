@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpdl import CMDP, Dataset, Status, adaptive, estimate_reference, instances, learn, learn_adaptive, theory, verify
+from dpdl import CMDP, Dataset, Status, estimate_reference, instances, learn, learn_adaptive, theory, verify
+from dpdl.checking.verification import Verification
 from dpdl.premises import Premise
+from dpdl.running import adaptive
 from dpdl.settings import Settings
-from dpdl.verification import Verification
 from problems import random_log
 
 BUDGETS = {"n_reference": 300, "n_descent": 500, "n_verification": 400}

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dpdl import Dataset, DatasetBuilder, _records
-from dpdl._records import Units
+from dpdl import Dataset, DatasetBuilder
+from dpdl.data import records as _records
+from dpdl.data.records import Units
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
 SIZES = {"n_states": 4, "n_actions": 3}

@@ -22,11 +22,13 @@ import numpy as np
 import pytest
 
 import dpdl
-from dpdl import _checkpointing, checkpoint, learning
-from dpdl.dataset import Dataset
-from dpdl.learning import learn, resume
-from dpdl.reference import Reference, estimate_reference
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import Reference, estimate_reference
+from dpdl.lasting import checkpoint
+from dpdl.lasting import saving as _checkpointing
 from dpdl.result import Status
+from dpdl.running import learn as learning
+from dpdl.running.learn import learn, resume
 from dpdl.settings import Settings
 from long_runs import GOOD, LOG, RHO0, Mother, T, bits, greedy_log, run
 from problems import ORDERS, random_log

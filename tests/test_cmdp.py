@@ -6,8 +6,8 @@ import scipy.sparse as sp
 from scipy import stats
 
 from dpdl import exact
-from dpdl.cmdp import CMDP
 from dpdl.instances import garnet
+from dpdl.models.cmdp import CMDP
 
 #: Below this a fixed seed's chi-square test would be suspicious; the seeds here give ordinary values.
 LEAST_P_VALUE = 1e-3

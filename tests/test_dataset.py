@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from dpdl import _records as module
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
-from dpdl.dataset import Dataset, record_dtype
+from dpdl.data import records as module
+from dpdl.data.dataset import Dataset, record_dtype
 from problems import random_log
 
 GOOD = {

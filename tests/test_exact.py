@@ -7,11 +7,11 @@ import pytest
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from dpdl import _linear_programs as programs
 from dpdl import exact, instances
-from dpdl.cmdp import CMDP
-from dpdl.dataset import Dataset
+from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
+from dpdl.models import linear_programs as programs
+from dpdl.models.cmdp import CMDP
 
 #: What the programs promise on the normalised scale, with room for a few roundings.
 NORMALISED = 3 * programs.TOLERANCE

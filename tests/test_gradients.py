@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from dpdl import exact
-from dpdl.learning import learn
-from dpdl.reference import estimate_reference
+from dpdl.data.reference import estimate_reference
+from dpdl.learning.twin import Twin
 from dpdl.result import Point
+from dpdl.running.learn import learn
 from dpdl.settings import Settings
-from dpdl.twin import Twin
 from problems import Run, random_log
 
 GAMMA, KAPPA, FLOOR = 0.8, 0.3, 0.02

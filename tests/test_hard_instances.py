@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdl import CMDP, instances, theory
-from dpdl._hard_bounds import visits
+from dpdl.instances.hard_bounds import visits
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 

@@ -16,9 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl import _core, _progress, _setup, checkpoint, learning
-from dpdl.learning import resume
+from dpdl import _core
+from dpdl.lasting import checkpoint
+from dpdl.lasting import progress as _progress
+from dpdl.learning import run as _setup
 from dpdl.result import Status
+from dpdl.running import learn as learning
+from dpdl.running.learn import resume
 from long_runs import LOG, T, bits, run
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dpdl.dataset import Dataset
-from dpdl.learning import learn
+from dpdl.data.dataset import Dataset
 from dpdl.result import Status
+from dpdl.running.learn import learn
 from problems import CORES, Run, excess, random_log, resolved
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from dpdl import _core, twin
-from dpdl.twin import Twin
+from dpdl import _core
+from dpdl.learning import twin
+from dpdl.learning.twin import Twin
 from problems import CORES, Run, random_log, resolved
 
 EPS = np.finfo(float).eps

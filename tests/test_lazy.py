@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpdl import _core, exact, instances
-from dpdl._bins import OWN_BINS, Bins
-from dpdl.dataset import Dataset
+from dpdl.data.dataset import Dataset
+from dpdl.learning.bins import OWN_BINS, Bins
 from problems import Run, random_log, resolved
 
 STEPS = 10**5

@@ -11,11 +11,13 @@ import types
 import numpy as np
 import pytest
 
-from dpdl import _core, _progress, learning
-from dpdl.dataset import Dataset
-from dpdl.learning import learn
-from dpdl.reference import estimate_reference
+from dpdl import _core
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import estimate_reference
+from dpdl.lasting import progress as _progress
 from dpdl.result import Point, Status
+from dpdl.running import learn as learning
+from dpdl.running.learn import learn
 from dpdl.settings import Settings
 from problems import paper_start, random_log
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from dpdl import _mixing_bounds as bounds
 from dpdl import mixing
-from dpdl._mixing_estimate import row_radii
-from dpdl.cmdp import CMDP
-from dpdl.dataset import Dataset
+from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
+from dpdl.mixing import bounds
+from dpdl.mixing.estimate import row_radii
+from dpdl.models.cmdp import CMDP
 
 TWO_STATES = [(0.3, 0.1), (0.9, 0.8), (0.01, 0.002), (0.5, 0.5)]
 
@@ -391,7 +391,7 @@ def test_slow_chain_asks_for_more_than_a_fast_one():
 
 def test_upper_bound_holds_for_every_kernel_within_the_radii():
     """The deterministic half of the proof: perturb the rows as far as the radius allows, and look."""
-    from dpdl._mixing_estimate import _upper
+    from dpdl.mixing.estimate import _upper
 
     rng = np.random.default_rng(5)
     for seed in range(20):

@@ -11,7 +11,8 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from dpdl import Dataset, DatasetBuilder, _records, from_parquet
+from dpdl import Dataset, DatasetBuilder, from_parquet
+from dpdl.data import records as _records
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
 SIZES = {"n_states": 4, "n_actions": 3}

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from dpdl.reference import SMALLEST_FLOOR, estimate_reference
+from dpdl.data.reference import SMALLEST_FLOOR, estimate_reference
 from problems import random_log
 
 

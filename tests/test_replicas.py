@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
-from dpdl._many import PLAN
 from dpdl.result import Result
+from dpdl.running.many import PLAN
 
 SETTINGS = Settings(gamma=0.5, psi=3, slater=0.3, T=4000)
 RHO0 = np.full(4, 1 / 4)

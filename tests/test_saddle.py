@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import minimize
 
 from dpdl import exact, theory
-from dpdl.cmdp import CMDP
 from dpdl.instances import garnet
+from dpdl.models.cmdp import CMDP
 
 
 def one_state(r=(1.0, 0.0), u=((-1.0, 1.0),), gamma=0.5):

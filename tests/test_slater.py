@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn, slater
-from dpdl import _linear_programs as programs
+from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn
+from dpdl.checking import slater
+from dpdl.models import linear_programs as programs
 
 GAMMA = 0.6
 BANDIT = CMDP([[[1.0], [1.0]]], [[1.0, 0.0]], [[[-1.0, 0.5]]], 0.5, [1.0])
@@ -106,7 +107,7 @@ def plain_half_widths(values, pairs, n_pairs, width, delta, kind):
 
 @pytest.mark.parametrize("kind", ["independent", "trajectory"])
 def test_half_widths_are_those_of_the_empirical_bernstein_inequality(kind, monkeypatch):
-    monkeypatch.setattr("dpdl._records.CHUNK", 1)  # so that several chunks are put together
+    monkeypatch.setattr("dpdl.data.records.CHUNK", 1)  # so that several chunks are put together
     cmdp, mu, rng = problem(1)
     log = drawn(kind, cmdp, mu, 9, rng)
     W, weights = rng.normal(size=4), np.array([0.25, 0.75])
@@ -346,12 +347,12 @@ def test_a_right_slater_at_its_cap_is_not_contradicted_when_nothing_else_is_unce
 
 def test_the_check_can_be_asked_for_and_declined(monkeypatch):
     asked = []
-    monkeypatch.setattr("dpdl.learning.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
+    monkeypatch.setattr("dpdl.running.learn.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
     log = BANDIT.sample(100, [[0.5, 0.5]], rng=0)
     common = {"gamma": 0.5, "psi": 2, "slater": 0.4, "T": 10, "rho0": [1.0], "rng": 0}
     for check, quick, expected in ((None, True, 1), (None, False, 0), (True, False, 1), (False, True, 0)):
         asked.clear()
-        monkeypatch.setattr("dpdl.learning._quick_to_check", lambda _, quick=quick: quick)
+        monkeypatch.setattr("dpdl.running.learn._quick_to_check", lambda _, quick=quick: quick)
         result = learn(log, **common, check_slater=check)
         assert (len(asked), len(result.notes)) == (expected, expected)
     # No utilities, or a single record: nothing to ask.
@@ -365,7 +366,7 @@ def test_the_check_can_be_asked_for_and_declined(monkeypatch):
 
 
 def test_the_check_is_quick_by_default_up_to_two_thousand_pairs():
-    from dpdl.learning import _quick_to_check
+    from dpdl.running.learn import _quick_to_check
 
     for n_states, expected in ((1000, True), (1001, False)):
         log = Dataset([0, 0], [0, 0], [0, 0], [0, 0], [[0], [0]], n_states=n_states, n_actions=2)

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow.parquet  # noqa: F401, before memory is watched
 import pytest
 
-from dpdl import Dataset, DatasetBuilder, _records, exact, from_parquet, learn, storage, verify
-from dpdl._header import npy_header
+from dpdl import Dataset, DatasetBuilder, exact, from_parquet, learn, verify
+from dpdl.data import records as _records
+from dpdl.data import storage
+from dpdl.data.header import npy_header
 from logs import KINDS, assert_same, contents, make_log, nothing_else, reseal, rewrite
 
 RUN = {"gamma": 0.9, "psi": 3, "slater": 0.3, "T": 3000, "rho0": [0.25] * 4, "rng": 0}

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl import adaptive
-from dpdl._packed import Packed
+from dpdl.learning.layout import Packed
+from dpdl.running import adaptive
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
 sys.path.append(str(Path(__file__).parent.parent / "bench"))

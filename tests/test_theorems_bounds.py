@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpdl import theory
-from dpdl._packed import Packed
-from dpdl.reference import Reference
+from dpdl.data.reference import Reference
+from dpdl.learning.layout import Packed
 
 # Behind the tests' own folder: both have a module `problems`, which no experiment imports.
 sys.path.append(str(Path(__file__).parents[1] / "bench"))

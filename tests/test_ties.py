@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, _core
-from dpdl.twin import Twin
+from dpdl.learning.twin import Twin
 from exact_run import ExactRun
 from problems import CORES, Run
 from test_xupdate import Survey, examine
@@ -153,7 +153,15 @@ def test_averages_are_never_negative():
     log = Dataset(zeros, a, zeros, r, np.zeros((15, 0)), n_states=1, n_actions=3)
     mu = np.bincount(a) / 15
     settings = Settings(
-        gamma=0.5, psi=1, slater=1, T=10**6, eta=1, alpha_x=1 / (68 * mu[2]), alpha_V=1e9, floor=1e-3, order="trajectory"
+        gamma=0.5,
+        psi=1,
+        slater=1,
+        T=10**6,
+        eta=1,
+        alpha_x=1 / (68 * mu[2]),
+        alpha_V=1e9,
+        floor=1e-3,
+        order="trajectory",
     ).resolve(1, 3, 0)
     start = (np.array([[1, 1, 1e-30]]) * mu, np.zeros(1), np.zeros(0))
     run = Run("lazy", log, settings, seed=0, start=start, initial=[0])

@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from dpdl.dataset import Dataset
-from dpdl.twin import Twin
+from dpdl.data.dataset import Dataset
+from dpdl.learning.twin import Twin
 from problems import CORES, ORDERS, Run, random_log, resolved
 
 N_STEPS = 10_000

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from dpdl import CMDP, Dataset, _records, exact, instances, learn, theory, verify
+from dpdl import CMDP, Dataset, exact, instances, learn, theory, verify
+from dpdl.data import records as _records
 
 GAMMA, KAPPA, SLATER = 0.8, 0.3, 0.4
 

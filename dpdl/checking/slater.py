@@ -1,0 +1,319 @@
+"""The Slater constant from data: varphi = (1-gamma) max over policies of min_i J^u_i, between two confidence bounds.
+
+The log is halved. The first half proposes, the second one judges, so that nothing is judged by what proposed it. For a
+function W and a pair (s, a), the second half's records of the pair bound E[u + gamma W(s') | s, a] by the empirical
+Bernstein inequality (Maurer and Pontil 2009): mean -+ sqrt(2 v l/n) -+ 7 b l/(3 (n-1)), with the sample variance v,
+the width b of the interval that u + gamma W lies in, and l = log(2/share of delta). Pairs without records have the
+trivial bounds, and no bound is looser than that.
+
+Lower bound. The first half proposes a policy pi and a W for each utility. If W <= T W - x in every state, where T is
+pi's Bellman operator, then J^u >= rho0 W + x/(1-gamma): so x is the least, over states, of the lower bound of T W - W.
+
+Upper bound, over policies whose occupancy nu is at most psi mu_hat/(1-gamma). The first half proposes weights w (they
+sum to one) and a V. For every occupancy min_i J^u_i <= <w, J^u> = rho0 V + sum of nu g, g(s, a) being
+E[<w, u> + gamma V(s') | s, a] - V(s). With the upper bounds of g, the largest such sum is a knapsack: pairs in order
+of g, each filled to its cap, until nu sums to 1/(1-gamma).
+
+In a trajectory the number of records of a pair depends on what they were, and so does which pairs have any: failure
+delta/(S A n (n+1)) is then spent on each pair and each n, which sums to delta. Of independent records the pairs come
+first, so to speak, and delta is shared by those that occur. For the same reason proposals know nothing of the second
+half, not even how often it visits a pair.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import splu
+
+from dpdl import _validation as check
+from dpdl import policy as policies
+from dpdl.data.dataset import Dataset
+from dpdl.data.records import chunks
+from dpdl.models import exact
+from dpdl.models import linear_programs as programs
+from dpdl.models.cmdp import CMDP
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SlaterEstimate:
+    """What a log says about the Slater constant.
+
+    Attributes
+    ----------
+    estimate : float
+        The Slater constant of the plug-in model, without any guarantee: -inf if no policy of that model keeps within
+        psi of where the data lies, NaN if HiGHS could not tell, as may happen with gamma above 0.999999.
+    lower : float
+        Some policy (`policy`, to be precise) has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as
+        `slater` if it is positive; if not, the log does not show that any policy is safe.
+    upper : float
+        No policy has every J^u_i > upper/(1-gamma), with confidence 1 - delta: none within psi of where the data lies,
+        if psi was given, else none at all.
+    policy : array, shape (S, A)
+        The policy behind `lower`.
+    delta : float
+        Failure probability of each of the two bounds.
+    """
+
+    estimate: float
+    lower: float
+    upper: float
+    policy: Array = field(repr=False)
+    delta: float
+
+
+def estimate_slater(
+    dataset: Dataset,
+    *,
+    gamma: float,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    psi: float | None = None,
+    delta: float = 0.05,
+) -> SlaterEstimate:
+    """Estimate the Slater constant (varphi) that `learn` asks for, with confidence bounds.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The log, at least two transitions. Its model is solved by linear programming: for up to some 10^4 pairs.
+    gamma : float
+        Discount.
+    rho0, initial_states : optional
+        Distribution of the initial state, or a log of initial states; one of the two.
+    psi : float, optional
+        Ask only for policies whose occupancy is at most psi/(1-gamma) times the empirical distribution of the pairs.
+        The lower bound's policy keeps to that in the plug-in model of the first half, or as nearly as it can.
+    delta : float, optional
+        Failure probability of each bound. They are finite-sample bounds: valid for any log, and wide for a short one.
+
+    Returns
+    -------
+    SlaterEstimate
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 4000)
+    >>> log = Dataset(0 * a, a, 0 * a, 1.0 - a, (a - 0.5)[:, None], n_states=1, n_actions=2)
+    >>> found = estimate_slater(log, gamma=0.5, rho0=[1.0])
+    >>> round(found.estimate, 3), 0.4 < found.lower < 0.5 < found.upper < 0.6
+    (0.5, True)
+    """
+    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, initial_states)
+    if psi is not None:
+        psi = check.real("psi", psi, at_least=1)
+    delta = check.real("delta", delta, above=0, below=1)
+    caps = _caps(dataset, psi)
+    model = exact.plug_in(first, gamma, rho0)
+    policy = _careful_policy(model, first, psi, delta)
+    whole = exact.plug_in(dataset, gamma, rho0)
+    try:
+        estimate = programs.best_margin(whole, _region(whole, dataset, psi))
+    except RuntimeError:
+        estimate = math.nan
+    return SlaterEstimate(
+        estimate=estimate,
+        lower=max(-1.0, _lower(model, first, second, policy, delta)),
+        upper=min(1.0, _upper(model, first, second, psi, caps, delta)),
+        policy=policy,
+        delta=delta,
+    )
+
+
+def slater_upper(
+    dataset: Dataset, *, gamma: float, rho0: ArrayLike, psi: float, caps: Array, delta: float = 0.05
+) -> float:
+    """Only the upper bound, for policies whose normalised occupancy is at most `caps`, one for each pair.
+
+    Examples
+    --------
+    >>> log = Dataset([0] * 99, [0] * 99, [0] * 99, [1.0] * 99, [[-1.0]] * 99, n_states=1, n_actions=1)
+    >>> slater_upper(log, gamma=0.5, rho0=[1.0], psi=1, caps=np.ones(1)) < 0
+    True
+    """
+    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
+    psi = check.real("psi", psi, at_least=1)
+    caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
+    delta = check.real("delta", delta, above=0, below=1)
+    return min(1.0, _upper(exact.plug_in(first, gamma, rho0), first, second, psi, caps, delta))
+
+
+# ---- The first half proposes ----
+
+
+def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple[Dataset, Dataset, float, Array]:
+    """Two halves, of which the second is independent of the first given which pairs it visits; checked arguments."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    if dataset.n_utilities == 0:
+        raise ValueError("the data set has no utilities, so Slater's condition says nothing about it")
+    if len(dataset) < 2:
+        raise ValueError("the data set has one transition; two halves take at least two")
+    gamma = check.real("gamma", gamma, above=0, below=1)
+    if dataset.units.gamma is not None and dataset.units.gamma != gamma:
+        raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
+    initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
+    middle = len(dataset) // 2
+    ends = dataset[:middle], dataset[middle:]
+    if dataset.kind == "independent":
+        # A sorted log wants every other record; one that alternates, and whose pairs that would not divide, its two
+        # ends. Which it is depends on the pairs that were logged, never on what came of them: the bounds do not mind.
+        every_other = dataset[::2], dataset[1::2]
+        in_both = [np.minimum(*(part.table_counts for part in parts)).sum() for parts in (every_other, ends)]
+        if in_both[1] <= 1.5 * in_both[0]:
+            ends = every_other
+    return *ends, gamma, initial
+
+
+def _frequencies(dataset: Dataset) -> Array:
+    mu = np.zeros(dataset.n_states * dataset.n_actions)
+    mu[dataset.pairs] = dataset.counts / len(dataset)
+    return mu
+
+
+def _caps(dataset: Dataset, psi: float | None) -> Array:
+    n_pairs = dataset.n_states * dataset.n_actions
+    return np.ones(n_pairs) if psi is None else psi * _frequencies(dataset)
+
+
+def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region:
+    return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
+
+
+def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float) -> Array:
+    """The policy of the best worst utility in the plug-in model, its utilities lowered by how uncertain they are."""
+    shape, gamma = model.r.shape, model.gamma
+
+    def best(utilities: Array) -> Array:
+        changed = CMDP(model.P, model.r, utilities, gamma, model.rho0)
+        try:
+            q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
+        except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
+            q = _frequencies(first)
+        return policies.from_occupancy(q.reshape(shape))
+
+    policy = best(model.u)
+    lowered = np.empty_like(model.u)
+    for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
+        width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
+        lowered[i] = np.maximum(-1.0, model.u[i] - width.reshape(shape))
+    return best(lowered)
+
+
+def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
+    """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
+    (S, A), gamma, worst = policy.shape, model.gamma, -1 / (1 - model.gamma)
+    pairs = np.arange(S * A + 1)
+    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
+    solve = splu(sp.csc_array(sp.eye_array(S) - gamma * (choose @ model.P))).solve
+    values = np.empty((model.n_utilities, S))
+    for i, u in enumerate(model.u.reshape(-1, S * A)):
+        width = np.zeros(S * A)
+        for _ in range(3):  # the widths depend on W, and hardly change after the first rounds
+            W = np.maximum(worst, solve(choose @ np.maximum(-1.0, u - width)))
+            width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
+        values[i] = W
+    return values
+
+
+# ---- The second half judges ----
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Counts, means and variances of u + gamma W(s') at every pair, and the interval that it must lie in."""
+
+    n: Array
+    mean: Array
+    variance: Array
+    low: float
+    high: float
+    anytime: bool
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, W: Array, gamma: float, *, utility: int | None = None, weights: Array | None = None
+    ) -> _Bounds:
+        size = len(dataset.table)
+        total, square = np.zeros(size), np.zeros(size)
+        low, high = -1 + gamma * float(W.min()), 1 + gamma * float(W.max())
+        for part in chunks(dataset.records, at_least=size):
+            u = part["u"] @ weights if weights is not None else part["u"][:, utility]
+            y = u + gamma * W[part["s_next"]] - 0.5 * (low + high)  # centred, for the sake of the variance
+            total += np.bincount(part["pair"], weights=y, minlength=size)
+            square += np.bincount(part["pair"], weights=y * y, minlength=size)
+        n = dataset.table_counts.astype(np.float64)
+        centred = total / np.maximum(n, 1)
+        spread = np.maximum(square - n * centred**2, 0) / np.maximum(n - 1, 1)
+
+        def dense(values: Array) -> Array:
+            array = np.zeros(dataset.n_states * dataset.n_actions)
+            array[dataset.table] = values
+            return array
+
+        return cls(
+            dense(n), dense(centred + 0.5 * (low + high)), dense(spread), low, high, dataset.kind != "independent"
+        )
+
+    def half_width(self, delta: float) -> Array:
+        """Half-widths valid for all visited pairs at once with probability 1 - delta, each side; infinite if n < 2."""
+        n = np.maximum(self.n, 2)
+        shares = n.size * n * (n + 1) if self.anytime else np.full_like(n, max(1, int(np.count_nonzero(self.n))))
+        length = np.log(2 * shares) - math.log(delta)
+        width = np.sqrt(2 * self.variance * length / n) + 7 * (self.high - self.low) * length / (3 * (n - 1))
+        return np.where(self.n >= 2, width, np.inf)
+
+    def lower(self, delta: float) -> Array:
+        return np.maximum(self.low, self.mean - self.half_width(delta))
+
+    def upper(self, delta: float) -> Array:
+        return np.minimum(self.high, self.mean + self.half_width(delta))
+
+
+def _lower(model: CMDP, first: Dataset, second: Dataset, policy: Array, delta: float) -> float:
+    """(1-gamma) times the least lower bound of a utility of the policy."""
+    gamma, found = model.gamma, []
+    for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
+        bound = _Bounds.of(second, W, gamma, utility=i).lower(delta / model.n_utilities)
+        excess = (policy * bound.reshape(policy.shape)).sum(axis=1) - W
+        # Where W is the worst value there is, T W >= W whatever the data says.
+        worst = W <= -1 / (1 - gamma)  # noqa: SIM300
+        excess = np.where(worst, np.maximum(excess, 0), excess)
+        found.append((1 - gamma) * float(model.rho0 @ W) + float(excess.min()))
+    return min(found)
+
+
+def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps: Array, delta: float) -> float:
+    """(1-gamma) times the upper bound of the best worst utility under the caps; -inf if they leave no occupancy."""
+    gamma, (V, weights) = model.gamma, _prices(model, first, psi)
+    bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
+    gain = bound - np.repeat(V, second.n_actions)
+    order = np.argsort(-gain)
+    room = np.minimum(caps[order], 1.0)
+    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
+    if filled.sum() < 1 - 1e-9:
+        return -math.inf
+    return (1 - gamma) * float(model.rho0 @ V) + float(filled @ gain[order])
+
+
+def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:
+    """V and weights that should leave the upper bound little room; any will do, so a failure to find some is none."""
+    # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
+    unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
+    u = model.u.reshape(model.n_utilities, -1).copy()
+    u[:, unseen] = 1.0
+    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0)
+    try:
+        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - model.gamma))
+    except RuntimeError:  # HiGHS gave up, which gamma close to 1 can bring about
+        return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
+    return margin.V, margin.weights

@@ -1,0 +1,148 @@
+"""VERIFY (algorithm 3): from fresh transitions, is W x_mean nearly an occupancy, and nearly safe?
+
+With w(s,a) = x_mean(s,a)/mu_hat(s,a) and n transitions that neither mu_hat nor the descent has seen,
+
+    J-hat             = mean of r w                      estimates  r'W x
+    J-hat^{u kappa}_i = mean of (u_i - (1-gamma) kappa) w        U_kappa W x
+    Delta-hat(s')     = mean of w (1[s = s'] - gamma 1[s_next = s']) - rho0(s')    A'W x - rho0
+
+and the verdict is true iff ||Delta-hat||_1 <= 1.5 slater (1-gamma) eps and ||[J-hat^{u kappa}]_-||_inf <= 3 slater eps.
+The paper prints the second norm without the negative part, which its proof needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl import theory
+from dpdl.data.dataset import Dataset
+from dpdl.data.records import chunks
+from dpdl.result import Result
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Verdict and estimates of VERIFY.
+
+    Attributes
+    ----------
+    verdict : bool
+        Whether both margins are nonnegative.
+    reward : float
+        J-hat, the estimated reward.
+    utilities : array, shape (I,)
+        J-hat^{u kappa}, the estimated utilities less kappa.
+    flow_residual : array, shape (S,)
+        Delta-hat: by how much x_mean misses the flow equation in each state.
+    flow_norm : float
+        Its 1-norm.
+    flow_margin, utility_margin : float
+        Thresholds less what was found: how far inside (or, negative, outside) the estimates lie.
+    n_samples : int
+        Transitions used.
+    enough : bool
+        Whether that is the number that proposition verify asks for; without it the verdict is only an indication.
+    """
+
+    verdict: bool
+    reward: float
+    utilities: Array
+    flow_residual: Array = field(repr=False)
+    flow_norm: float
+    flow_margin: float
+    utility_margin: float
+    n_samples: int
+    enough: bool
+
+
+def verify(
+    result: Result,
+    dataset: Dataset,
+    *,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    eps: float | None = None,
+    delta: float | None = None,
+) -> Verification:
+    """Check a learned solution on fresh transitions (algorithm 3).
+
+    Parameters
+    ----------
+    result : Result
+        What `learn` returned; its x_mean, mu_hat, gamma, kappa and slater are used.
+    dataset : Dataset
+        Transitions that the run has not seen, neither for mu_hat nor for its steps. One pass, memory bounded.
+    rho0, initial_states : optional
+        Distribution of the initial state, or a log of initial states; one of the two, as for `learn`.
+    eps, delta : float, optional
+        Accuracy and failure probability; by default those of the run's settings.
+
+    Returns
+    -------
+    Verification
+
+    Examples
+    --------
+    >>> from dpdl import learn
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> result = learn(log, gamma=0.5, psi=2, slater=1, T=200_000, rho0=[1.0], rng=0)
+    >>> found = verify(result, log, rho0=[1.0], eps=0.2)
+    >>> found.verdict, found.enough, round(found.reward, 1)
+    (True, False, 1.0)
+    """
+    if not isinstance(result, Result):
+        raise TypeError(f"result must be a Result, got {type(result).__name__}")
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    settings, reference = result.settings, result.reference
+    sizes = (dataset.n_states, dataset.n_actions, dataset.n_utilities)
+    if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):
+        raise ValueError(
+            f"dataset has {sizes[0]} states, {sizes[1]} actions and {sizes[2]} utilities, the result "
+            f"{reference.n_states}, {reference.n_actions} and {len(result.lam_mean)}"
+        )
+    chosen = settings.eps if eps is None else eps
+    if chosen is None:
+        raise TypeError("give eps: the run had none")
+    eps = check.real("eps", chosen, above=0)
+    delta = check.real("delta", settings.delta if delta is None else delta, above=0, below=1)
+    problem = settings.problem(*sizes)
+    rho0 = check.initial_distribution(rho0, initial_states, dataset.n_states)
+
+    weight = result.coordinates.at(dataset.table) / reference.at(dataset.table)
+    reward, utilities, flow = _means(dataset, weight, settings.gamma)
+    utilities = utilities - (1 - settings.gamma) * settings.kappa * (dataset.table_counts @ weight / len(dataset))
+    residual = flow - rho0
+    norm = float(abs(residual).sum())
+    flow_margin = theory.flow_threshold(problem, eps) - norm
+    utility_margin = theory.utility_threshold(problem, eps) - float(np.maximum(-utilities, 0).max(initial=0.0))
+    return Verification(
+        verdict=flow_margin >= 0 and utility_margin >= 0,
+        reward=reward,
+        utilities=utilities,
+        flow_residual=residual,
+        flow_norm=norm,
+        flow_margin=flow_margin,
+        utility_margin=utility_margin,
+        n_samples=len(dataset),
+        enough=len(dataset) >= theory.verification_samples(problem, eps, delta),
+    )
+
+
+def _means(dataset: Dataset, weight: Array, gamma: float) -> tuple[float, Array, Array]:
+    """Means of r w, u w and w (1[s] - gamma 1[s_next]) over the log, chunk by chunk."""
+    n, S = len(dataset), dataset.n_states
+    reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S)
+    for part in chunks(dataset.records):
+        w = weight[part["pair"]]
+        reward += float(part["r"] @ w)
+        utilities += w @ part["u"]
+        np.add.at(inflow, part["s_next"], w)
+    outflow = np.bincount(dataset.table // dataset.n_actions, weights=dataset.table_counts * weight, minlength=S)
+    return reward / n, utilities / n, (outflow - gamma * inflow) / n

@@ -1,0 +1,343 @@
+"""Data sets that arrive piece by piece: chunks go to disk as they come, and memory does not grow with the log.
+
+Two things are known only when the last chunk has come: which pairs the log visits, and, for costs, the scale that
+brings their utilities into [-1, 1]. Until then records carry provisional numbers of pairs, in order of first
+appearance, and utilities without their scale. One pass over the file, in place, puts both right and sums it up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl.data import records as layout
+from dpdl.data import storage
+from dpdl.data.header import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes, npy_header, parse_units
+from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
+from dpdl.files.folder import explained, replacing
+
+_POSITIONS = np.dtype("<i8")
+
+
+class DatasetBuilder:
+    """Write a data set, chunk by chunk, into a folder that `Dataset.open` opens.
+
+    Used in a ``with`` statement: the folder appears when the block ends, the same to the last bit as if `Dataset.save`
+    had written all of it at once. An exception inside the block leaves nothing behind. Memory goes with the largest
+    chunk and the number of visited pairs.
+
+    Parameters
+    ----------
+    path : path-like
+        The folder to make.
+    n_states, n_actions, n_utilities : int
+        Sizes.
+    reward_scale, utility_scale : float or sequence of float, optional
+        As for `Dataset`.
+    overwrite : bool, optional
+        Replace a data set that is there already; it survives until the new one is complete.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dpdl import Dataset
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with DatasetBuilder(f"{folder}/log", n_states=3, n_actions=1, n_utilities=1) as builder:
+    ...         builder.append([0, 1], [0, 0], [1, 2], [0.5, 0.5], [[1.0], [0.0]], starts=[0])
+    ...         builder.append([2, 0], [0, 0], [1, 1], [0.5, 0.5], [[1.0], [0.0]], starts=[1])  # 2 goes on, 0 begins
+    ...     log = Dataset.open(f"{folder}/log")
+    >>> log.s.tolist(), log.starts.tolist()
+    ([0, 1, 2, 0], [0, 3])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_states: int,
+        n_actions: int,
+        n_utilities: int,
+        reward_scale: float = 1.0,
+        utility_scale: float | Sequence[float] = 1.0,
+        overwrite: bool = False,
+    ) -> None:
+        n_utilities = check.whole("n_utilities", n_utilities, at_most=MOST_UTILITIES)
+        scale = layout.scales("utility_scale", utility_scale, n_utilities)
+        units = Units(check.real("reward_scale", reward_scale, above=0), scale)
+        self._prepare(path, layout.sizes(n_states, n_actions), units, overwrite)
+
+    @classmethod
+    def from_costs(
+        cls,
+        path: str | os.PathLike[str],
+        limits: ArrayLike,
+        *,
+        gamma: float,
+        normalised: bool,
+        n_states: int,
+        n_actions: int,
+        reward_scale: float = 1.0,
+        overwrite: bool = False,
+    ) -> Self:
+        """Make a builder whose `append` takes costs in the place of utilities, as `Dataset.from_costs` does.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from dpdl import Dataset
+        >>> sizes = {"n_states": 1, "n_actions": 2}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with DatasetBuilder.from_costs(f"{folder}/log", [0.5], gamma=0.9, normalised=True, **sizes) as builder:
+        ...         builder.append([0, 0], [0, 1], [0, 0], [1, 0], [[2.0], [0.0]])
+        ...     log = Dataset.open(f"{folder}/log")
+        >>> log.u.ravel().round(3).tolist(), log.units.costs([0.0]).tolist()
+        ([-1.0, 0.333], [0.5])
+        """
+        rule = CostLimits.of(limits, gamma, normalised)
+        check.whole("len(limits)", len(rule.limits), at_most=MOST_UTILITIES)
+        builder = cls.__new__(cls)
+        units = rule.units(check.real("reward_scale", reward_scale, above=0), np.zeros(len(rule.limits)))
+        builder._prepare(path, layout.sizes(n_states, n_actions), units, overwrite, rule)
+        return builder
+
+    @classmethod
+    def of_packed(
+        cls, path: str | os.PathLike[str], *, n_states: int, n_actions: int, units: Units, overwrite: bool = False
+    ) -> Self:
+        """Make a builder for rewards and utilities that were divided by the scales of `units` before.
+
+        Examples
+        --------
+        Keep every second transition of a log, and its units with them.
+
+        >>> import tempfile
+        >>> from dpdl import Dataset
+        >>> log = Dataset([0] * 4, [0] * 4, [0] * 4, [2, 4, 6, 8], [[0]] * 4, n_states=1, n_actions=1, reward_scale=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with DatasetBuilder.of_packed(f"{folder}/log", n_states=1, n_actions=1, units=log.units) as builder:
+        ...         for part in (log[:2], log[2:]):
+        ...             builder.append(part.s[::2], part.a[::2], part.s_next[::2], part.r[::2], part.u[::2])
+        ...     half = Dataset.open(f"{folder}/log")
+        >>> half.r.tolist(), half.units.reward_scale
+        ([0.25, 0.75], 8.0)
+        """
+        if not isinstance(units, Units):
+            raise TypeError(f"units must be a Units, got {type(units).__name__}")
+        sizes = {"n_states": n_states, "n_actions": n_actions, "n_utilities": len(units.utility_scale)}
+        units = parse_units(asdict(units) | {"utility_scale": list(units.utility_scale)}, sizes["n_utilities"])
+        builder = cls(path, **sizes, overwrite=overwrite)
+        builder._units = units
+        return builder
+
+    def _prepare(
+        self,
+        path: str | os.PathLike[str],
+        sizes: tuple[int, int],
+        units: Units,
+        overwrite: bool,
+        costs: CostLimits | None = None,
+    ) -> None:
+        self._path, self._overwrite = Path(path), check.flag("overwrite", overwrite)
+        self._n_states, self._n_actions = sizes
+        self._units, self._divisors = units, units  # what the header will say, and what chunks are divided by
+        self._costs, self._largest = costs, np.zeros(len(units.utility_scale))
+        self._dtype = record_dtype(len(units.utility_scale))
+        self._numbering = _Numbering(sizes[0] * sizes[1])
+        size = layout.chunk_size(self._dtype)
+        self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
+        self._n_waiting = 0  # of those two, not yet written
+        self._starts: list[NDArray[np.int64]] = []
+        self._n_records, self._n_starts = 0, 0
+        self._trajectories: bool | None = None  # the first chunk decides
+        self._previous: int | None = None
+        self._state = "new"
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of transitions so far."""
+        return self._n_records
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise RuntimeError("a builder makes one data set; make another one for the next")
+        with ExitStack() as stack:
+            self._folder = stack.enter_context(replacing(self._path, self._overwrite, storage.is_replaceable))
+            with explained(self._path):
+                self._files = {}
+                for name, dtype in ((RECORDS, self._dtype), (STARTS, _POSITIONS)):
+                    file = stack.enter_context(open(self._folder / name, "xb", buffering=0))
+                    _write_all(file, bytes(len(npy_header(dtype, 0))))  # the header comes when the size is known
+                    self._files[name] = file
+            stack.push(self._finish)
+            self._stack = stack.pop_all()
+        self._state = "open"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def append(
+        self, s: ArrayLike, a: ArrayLike, s_next: ArrayLike, r: ArrayLike, u: ArrayLike, starts: ArrayLike | None = None
+    ) -> None:
+        """Add transitions to the end of the log.
+
+        A chunk that is refused leaves the log as it was. Messages count records from the beginning of the log. Several
+        threads may call this; their chunks stay whole.
+
+        Parameters
+        ----------
+        s, a, s_next, r, u : array_like
+            Columns of the chunk, as for `Dataset`; costs in the place of `u` if the builder is of `from_costs`.
+        starts : array_like of int, optional
+            Positions in this chunk at which trajectories begin. Unless 0 is among them, the first record continues the
+            trajectory of the chunk before; ``[]`` if all of them do. None, in all chunks: independent transitions.
+        """
+        with self._lock:
+            self._append(s, a, s_next, r, u, starts)
+
+    def _append(
+        self, s: ArrayLike, a: ArrayLike, s_next: ArrayLike, r: ArrayLike, u: ArrayLike, starts: ArrayLike | None
+    ) -> None:
+        if self._state != "open":
+            raise RuntimeError(
+                "an earlier chunk could not be written, so the data set is given up"
+                if self._state == "failed"
+                else "a builder takes chunks inside its with statement"
+            )
+        first = self._n_records
+        s, a, s_next = layout.moves(s, a, s_next, self._n_states, self._n_actions, first)
+        if self._costs is None:
+            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first)
+            records = layout.pack(s_next, r, u, self._divisors, first)
+        else:
+            u = self._costs.slack(u, len(s), first)
+            records = layout.pack(s_next, r, np.zeros_like(u), self._divisors, first)
+            records["u"] = u
+        trajectories = starts is not None
+        if self._trajectories is not None and trajectories != self._trajectories:
+            raise TypeError("give starts with every chunk ([] if all of it continues a trajectory), or with none")
+        if len(s) == 0:
+            return
+        if starts is not None:
+            positions = layout.begins(starts, s, s_next, first, self._previous)
+            self._starts.append(positions + first)
+            self._n_starts += len(positions)
+        self._trajectories, self._previous = trajectories, int(s_next[-1])
+        self._largest = np.maximum(self._largest, abs(u).max(axis=0, initial=0.0))
+        self._n_records += len(s)
+        self._state = "failed"  # until everything has been written
+        self._take(records, s.astype(np.int64) * self._n_actions + a)
+        self._state = "open"
+
+    def _take(self, records: NDArray[Any], flat: NDArray[np.int64]) -> None:
+        """Keep records until there are enough of them for the numbering to be worth its while."""
+        taken = 0
+        while taken < len(flat):
+            n = min(len(self._flat) - self._n_waiting, len(flat) - taken)
+            here = slice(self._n_waiting, self._n_waiting + n)
+            self._records[here], self._flat[here] = records[taken : taken + n], flat[taken : taken + n]
+            self._n_waiting += n
+            taken += n
+            if self._n_waiting == len(self._flat):
+                self._flush()
+
+    def _flush(self) -> None:
+        records = self._records[: self._n_waiting]
+        records["pair"] = self._numbering.of(self._flat[: self._n_waiting])
+        with explained(self._path):
+            _write_all(self._files[RECORDS], records.view(np.uint8).data)
+            for positions in self._starts:
+                _write_all(self._files[STARTS], positions.astype(_POSITIONS).data.cast("B"))
+        self._n_waiting, self._starts = 0, []
+
+    def _finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        state, self._state = self._state, "closed"
+        if kind is not None:
+            return
+        if state == "failed":
+            raise RuntimeError("an earlier chunk could not be written, so the data set is given up")
+        if self._n_records == 0:
+            raise ValueError("the data set is empty: no transition was appended")
+        self._flush()
+        for file in self._files.values():
+            file.close()
+        if not self._trajectories:
+            os.unlink(self._folder / STARTS)
+        units = self._units
+        if self._costs is not None:
+            units = self._costs.units(units.reward_scale, self._largest)
+        n_trajectories = self._n_starts if self._trajectories else None
+        n_pairs, n_utilities = len(self._numbering.pairs), len(self._largest)
+        sizes = Sizes(self._n_records, self._n_states, self._n_actions, n_utilities, n_pairs, n_trajectories)
+        arrays = {
+            RECORDS: self._finished(np.array(units.utility_scale)),
+            PAIRS: [self._numbering.pairs],
+            STARTS: self._stored(STARTS, _POSITIONS),
+        }
+        with explained(self._path):
+            storage.write(self._folder, sizes, units, arrays)
+
+    def _finished(self, scale: NDArray[np.float64]) -> Iterator[NDArray[Any]]:
+        """Records with what only the whole log could tell."""
+        final = self._numbering.final
+        for part in self._stored(RECORDS, self._dtype):
+            part["pair"] = final[part["pair"]]
+            if self._costs is not None:
+                part["u"] /= scale
+            yield part
+
+    def _stored(self, name: str, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+        """Read back what has been written, in chunks."""
+        offset = len(npy_header(dtype, 0))
+        while len(part := np.fromfile(self._folder / name, dtype, layout.chunk_size(dtype), offset=offset)):
+            yield part
+            offset += part.nbytes
+
+
+class _Numbering:
+    """Numbers for pairs in order of first appearance; `pairs` stays sorted, so that a pair is found by bisection."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.pairs, self.numbers = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
+
+    def of(self, flat: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the number of each pair; those not seen before get the next ones."""
+        values, positions = layout.rank(flat, self.bound)
+        place = np.searchsorted(self.pairs, values)
+        new = np.append(self.pairs, -1)[place] != values
+        known = len(self.pairs)
+        if known + np.count_nonzero(new) > INT32_MAX:
+            raise ValueError(f"the log visits more than {INT32_MAX} pairs")
+        self.numbers = np.insert(self.numbers, place[new], np.arange(known, known + np.count_nonzero(new)))
+        self.pairs = np.insert(self.pairs, place[new], values[new])
+        return self.numbers[np.searchsorted(self.pairs, values)][positions]
+
+    @property
+    def final(self) -> NDArray[np.int32]:
+        """The position in `pairs` of the pair with each number."""
+        final = np.empty(len(self.pairs), dtype=np.int32)
+        final[self.numbers] = np.arange(len(self.pairs), dtype=np.int32)
+        return final
+
+
+def _write_all(file: FileIO, raw: bytes | memoryview) -> None:
+    """Write unbuffered, so that a full disk shows here and not when the file is closed."""
+    rest = memoryview(raw)
+    while rest:
+        rest = rest[file.write(rest) :]

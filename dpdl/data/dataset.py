@@ -1,0 +1,268 @@
+"""The log: transitions (s, a, s', r, u), validated once, packed as the core reads them, read-only after.
+
+A record is 16 + 8 I bytes: the index of its pair (s, a) among the pairs that the log visits, the next state, the
+reward and the I utilities. One sampled transition is therefore one cache line, and the log stays small. It need not
+fit into memory: `Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`), and
+a part of a log (``log[a:b]``) is a view of the same records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _validation as check
+from dpdl.data import records as layout
+from dpdl.data import storage
+from dpdl.data.log import Log
+from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
+
+__all__ = ["INT32_MAX", "Dataset", "Units", "record_dtype"]
+
+
+class Dataset(Log):
+    """A fixed log of transitions.
+
+    Parameters
+    ----------
+    s, a, s_next : array_like of int, shape (N,)
+        States, actions and next states.
+    r : array_like, shape (N,)
+        Rewards; ``r / reward_scale`` must lie in [-1, 1].
+    u : array_like, shape (N, I)
+        Utilities; ``u / utility_scale`` must lie in [-1, 1]. A policy is safe if each discounted sum is >= 0.
+    n_states, n_actions : int
+        Sizes of the state and action sets.
+    reward_scale : float, optional
+        Positive number to divide the rewards by; remembered in `units`.
+    utility_scale : float or sequence of float, optional
+        Positive number or numbers (one per utility) to divide the utilities by. Scaling does not change which
+        policies are safe.
+    starts : array_like of int, optional
+        Positions at which trajectories begin, ascending from 0: within each, every next state must be the state of the
+        record that follows. ``[0]`` says that the log is one trajectory. None: independent transitions. From a column
+        that marks the last record of each episode: ``np.flatnonzero(np.append(True, done[:-1]))``.
+
+    Attributes
+    ----------
+    s, a, s_next, r, u : arrays
+        The columns, read-only.
+    pairs, counts : int64 arrays
+        The visited pairs as s * n_actions + a, ascending, and how often each occurs.
+    pair : int32 array
+        For each transition, the position of its pair in `pairs`.
+    records : structured array
+        The packed log, see `record_dtype`; the pair of a record is a position in `table`.
+    table, table_counts : int64 arrays
+        The pairs that records may name, ascending, and how often each occurs. A part of a log shares the table of the
+        whole, so some of these counts may be zero; a log of its own has table = pairs.
+    kind : {"independent", "trajectory", "trajectories"}
+        How the transitions hang together.
+    units : Units
+        How to turn results back into the caller's units.
+    path : pathlib.Path or None
+        The folder that this log was opened from, for other processes to open; None if it is in memory or a part.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 1, 0], [0, 1, 0], [1, 0, 0], [0.5, 1, 0], [[0.1], [-1], [1]], n_states=2, n_actions=2)
+    >>> len(log), log.pairs.tolist(), log.counts.tolist()
+    (3, [0, 3], [2, 1])
+    """
+
+    def __init__(
+        self,
+        s: ArrayLike,
+        a: ArrayLike,
+        s_next: ArrayLike,
+        r: ArrayLike,
+        u: ArrayLike,
+        *,
+        n_states: int,
+        n_actions: int,
+        reward_scale: float = 1.0,
+        utility_scale: float | Sequence[float] = 1.0,
+        starts: ArrayLike | None = None,
+    ) -> None:
+        n_states, n_actions = layout.sizes(n_states, n_actions)
+        s = check.indices("s", s, n_states)
+        if len(s) == 0:
+            raise ValueError("the data set is empty: s has length 0")
+        s, a, s_next = layout.moves(s, a, s_next, n_states, n_actions)
+        begins = None if starts is None else layout.begins(starts, s, s_next).copy()
+        u = check.numbers_array("u", u, shape=(len(s), None))
+        scale = layout.scales("utility_scale", utility_scale, u.shape[1])
+        units = Units(check.real("reward_scale", reward_scale, above=0), scale)
+        records = layout.pack(s_next, r, u, units)
+        pairs, records["pair"] = layout.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
+        self._fill(records, pairs, n_states, n_actions, units)
+        self._own(begins)
+
+    @classmethod
+    def from_costs(
+        cls,
+        s: ArrayLike,
+        a: ArrayLike,
+        s_next: ArrayLike,
+        r: ArrayLike,
+        costs: ArrayLike,
+        limits: ArrayLike,
+        *,
+        gamma: float,
+        normalised: bool,
+        n_states: int,
+        n_actions: int,
+        reward_scale: float = 1.0,
+        starts: ArrayLike | None = None,
+    ) -> Dataset:
+        """Make a log whose constraints are "costs stay below limits".
+
+        With C_i = E sum_t gamma^t c_i(s_t, a_t), the constraint is
+
+        - ``normalised=False``: C_i <= limits[i], a limit on the discounted total;
+        - ``normalised=True``: (1 - gamma) C_i <= limits[i], a limit on the discounted average cost per step.
+
+        Either is written as a utility u_i = (rate_i - c_i) / scale_i whose discounted sum must be >= 0, where rate_i is
+        limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max |rate_i - c_i| over the
+        log brings it into [-1, 1]. Limits and scales are remembered: ``units.costs`` turns J^u back into costs.
+
+        Parameters
+        ----------
+        costs : array_like, shape (N, I)
+            Costs of each transition, any finite numbers.
+        limits : array_like, shape (I,)
+            Upper limits.
+        gamma : float
+            Discount in (0, 1); the same one must be used to learn.
+        normalised : bool
+            Which of the two limits is meant; there is no default, because guessing it wrong is a factor 1/(1-gamma).
+
+        Examples
+        --------
+        >>> log = Dataset.from_costs([0, 0], [0, 1], [0, 0], [1, 0], [[2.0], [0.0]], [0.5], gamma=0.9, normalised=True,
+        ...                          n_states=1, n_actions=2)
+        >>> log.u.ravel().round(3).tolist()
+        [-1.0, 0.333]
+        >>> log.units.costs([0.0]).tolist()
+        [0.5]
+        """
+        n_states, n_actions = layout.sizes(n_states, n_actions)
+        s = check.indices("s", s, n_states)
+        costs = check.numbers_array("costs", costs, shape=(len(s), None))
+        rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
+        u = rule.slack(costs, len(s))
+        units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
+        log = cls(
+            s,
+            a,
+            s_next,
+            r,
+            u,
+            n_states=n_states,
+            n_actions=n_actions,
+            reward_scale=units.reward_scale,
+            utility_scale=units.utility_scale,
+            starts=starts,
+        )
+        log.__dict__["units"] = units
+        return log
+
+    @classmethod
+    def from_trajectories(
+        cls, trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], **options: Any
+    ) -> Dataset:
+        """Make a log of whole trajectories, each given as (states, actions, rewards, utilities).
+
+        A trajectory of n steps has n + 1 states: the last one is where it ended, and nothing follows it. So no
+        transition ever leads from the end of one trajectory to the beginning of the next.
+
+        Parameters
+        ----------
+        trajectories : iterable of (states (n + 1,), actions (n,), rewards (n,), utilities (n, I))
+        **options
+            As for the class: `n_states`, `n_actions`, and scales.
+
+        Examples
+        --------
+        >>> walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.5]])
+        >>> log = Dataset.from_trajectories([walk, walk], n_states=2, n_actions=2)
+        >>> log.kind, log.starts.tolist(), log.s_next.tolist()
+        ('trajectories', [0, 2], [1, 1, 1, 1])
+        """
+        columns, starts = layout.join(trajectories)
+        return cls(*columns, starts=starts, **options)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
+        """Open a log that `save` or `DatasetBuilder` has written.
+
+        Everything in the folder is checked before it is used, in one pass with bounded memory: some seconds for 10^8
+        transitions. While a mapped log is in use its files must not be changed; replacing the folder is safe.
+
+        Parameters
+        ----------
+        path : path-like
+            The folder.
+        mmap : bool, optional
+            Map the files read-only, so that the log takes no private memory and may be larger than what there is; or
+            read them into memory.
+        verify : bool, optional
+            Compare the SHA-256 of the data with the header's. Leave it out only for files that were verified before:
+            a damaged file may then go unnoticed, as long as its values are in range. That they are is always checked.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            If a file is damaged or not what it should be; the message names the file and what is wrong with it.
+        """
+        folder = Path(os.path.abspath(path))
+        stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
+        sizes, log = stored.header.sizes, cls.__new__(cls)
+        log._fill(stored.records, stored.pairs, sizes.n_states, sizes.n_actions, stored.header.units)
+        log._own(stored.starts)
+        fingerprint = stored.header.fingerprint
+        log.__dict__.update(path=folder, fingerprint=fingerprint, table_counts=check.frozen(stored.counts))
+        return log
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the log to a folder, for `open`; the format is documented in `dpdl.data.storage`.
+
+        The folder appears whole or not at all: it is written under another name beside its place, brought to the disk
+        and renamed. With `overwrite` a data set that is already there survives until the new one is complete; anything
+        else that is there is never replaced.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> log = Dataset([0, 1], [0, 0], [1, 0], [0, 1], [[0], [0]], n_states=2, n_actions=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log.save(f"{folder}/log")
+        ...     again = Dataset.open(f"{folder}/log")
+        >>> again.s_next.tolist(), again.path.name, again.fingerprint == log.fingerprint
+        ([1, 0], 'log', True)
+        """
+        storage.save(path, self._sizes, self.units, self._arrays(), overwrite=check.flag("overwrite", overwrite))
+
+    def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the log to a Parquet file, from which `from_parquet` makes the same log again (`dpdl.data.parquet`)."""
+        from dpdl.data.parquet import to_parquet
+
+        to_parquet(self, path, overwrite=overwrite)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of all that the log is: two logs are the same if and only if these agree.
+
+        It does not depend on where the log is kept. Free for a log opened from a folder, one pass for any other.
+        """
+        return storage.describe(self._sizes, self.units, self._arrays()).fingerprint

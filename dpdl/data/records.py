@@ -1,0 +1,244 @@
+"""From columns to packed records: the layout, the units, and the checks that every way into a data set shares.
+
+`Dataset` packs whole columns, `DatasetBuilder` one chunk of them at a time. Both go through the functions here, so that
+the same log makes the same bytes either way. `first` is always the number of the chunk's first record in the log:
+messages count from the beginning of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+
+INT32_MAX = 2**31 - 1
+
+#: Records taken at a time, unless their bytes are too many: what bounds the memory of a pass over a log of any size.
+CHUNK, CHUNK_BYTES = 1 << 18, 1 << 24
+
+
+def record_dtype(n_utilities: int) -> np.dtype[Any]:
+    """Layout of one packed transition; the compiled core reads exactly this (src_cython/_model.pxd).
+
+    Examples
+    --------
+    >>> record_dtype(1).itemsize
+    24
+    """
+    return np.dtype([("pair", "<i4"), ("s_next", "<i4"), ("r", "<f8"), ("u", "<f8", (n_utilities,))])
+
+
+@dataclass(frozen=True)
+class Units:
+    """How the log's rewards and utilities were made from the user's numbers, so that results can be told back.
+
+    Attributes
+    ----------
+    reward_scale : float
+        Rewards were divided by this.
+    utility_scale : tuple of float
+        Utilities were divided by these.
+    limits : tuple of float or None
+        Cost limits, if the utilities were made of costs (`Dataset.from_costs`).
+    normalised : bool
+        Whether the limits bound (1-gamma) times the discounted sum of costs, or that sum itself.
+    gamma : float or None
+        Discount used to spread a discounted limit over time.
+    """
+
+    reward_scale: float
+    utility_scale: tuple[float, ...]
+    limits: tuple[float, ...] | None = None
+    normalised: bool = False
+    gamma: float | None = None
+
+    def reward(self, value: float) -> float:
+        """Turn an expected discounted reward J back into the user's units."""
+        return value * self.reward_scale
+
+    def utilities(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Turn expected discounted utilities J^u back into the user's units."""
+        return np.asarray(values, dtype=np.float64) * np.asarray(self.utility_scale)
+
+    def costs(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Turn J^u into costs, comparable with the limits that were given to `Dataset.from_costs`."""
+        if self.limits is None or self.gamma is None:
+            raise ValueError("this data set was not made of costs; see Dataset.from_costs")
+        slack = self.utilities(values) * (1 - self.gamma if self.normalised else 1)
+        return np.asarray(self.limits) - slack
+
+
+@dataclass(frozen=True)
+class CostLimits:
+    """Costs that must stay below limits, to be written as utilities (`Dataset.from_costs` states how)."""
+
+    limits: NDArray[np.float64]
+    gamma: float
+    normalised: bool
+
+    @classmethod
+    def of(cls, limits: ArrayLike, gamma: float, normalised: bool, n_costs: int | None = None) -> CostLimits:
+        """Check what a caller gave."""
+        gamma = check.real("gamma", gamma, above=0, below=1)
+        normalised = check.flag("normalised", normalised)
+        return cls(check.numbers_array("limits", limits, shape=(n_costs,)), gamma, normalised)
+
+    def slack(self, costs: ArrayLike, n: int, first: int = 0) -> NDArray[np.float64]:
+        """Write costs as utilities, not yet scaled."""
+        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first)
+        with np.errstate(over="ignore"):
+            slack = (self.limits if self.normalised else self.limits * (1 - self.gamma)) - cost
+        return check.numbers_array("limits - costs", slack, first=first)
+
+    def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
+        """Scale by the largest slacks of the whole log; a utility that is always zero needs no scale."""
+        scale = np.where(largest == 0, 1.0, largest)
+        limits = tuple(self.limits.tolist())
+        return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
+
+
+def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
+    """Check the sizes of the state and action sets."""
+    n_states = check.whole("n_states", n_states, at_least=1, at_most=INT32_MAX)
+    return n_states, check.whole("n_actions", n_actions, at_least=1, at_most=INT32_MAX)
+
+
+def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
+    """Check one positive number for all of `n` columns, or one for each."""
+    if np.ndim(scale) == 0:
+        return (check.real(name, scale, above=0),) * n
+    return tuple(
+        check.real(f"{name}[{i}]", value, above=0)
+        for i, value in enumerate(check.numbers_array(name, scale, shape=(n,)))
+    )
+
+
+def moves(
+    s: ArrayLike, a: ArrayLike, s_next: ArrayLike, n_states: int, n_actions: int, first: int = 0
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Check states, actions and next states."""
+    s = check.indices("s", s, n_states, first=first)
+    a = check.indices("a", a, n_actions, shape=s.shape, first=first)
+    return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first)
+
+
+def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units: Units, first: int = 0) -> NDArray[Any]:
+    """Make records of checked columns, rewards and utilities divided by their scales; `pair` is left to the caller."""
+    rewards = check.numbers_array("r", r, shape=s_next.shape, first=first)
+    records = np.empty(len(s_next), dtype=record_dtype(u.shape[1]))
+    records["s_next"] = s_next
+    records["r"] = _unit_range("r", rewards, units.reward_scale, "reward_scale", first)
+    records["u"] = _unit_range("u", u, np.array(units.utility_scale), "utility_scale", first)
+    return records
+
+
+def _unit_range(
+    name: str, values: NDArray[np.float64], divisor: float | NDArray[np.float64], scale: str, first: int
+) -> NDArray[np.float64]:
+    """Divide, and check that the result lies in [-1, 1]; the message names a divisor that works."""
+    largest = float(abs(values).max(initial=0.0))
+    hint = f" after division by {scale}; to rescale, pass {scale}={largest!r} or more (it is remembered in units)"
+    with np.errstate(over="ignore"):  # an overflow is out of range and reported as such
+        return check.numbers_array(name, values / divisor, at_least=-1, at_most=1, hint=hint, first=first)
+
+
+def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Distinct values (ascending) of numbers below `bound`, and the position of each number among them."""
+    if bound <= 8 * len(flat) + 10**6:  # a table is quicker than sorting while it is not much larger than the log
+        seen = np.zeros(bound, dtype=bool)
+        seen[flat] = True
+        values = np.flatnonzero(seen)
+        position = np.zeros(bound, dtype=np.int32)
+        position[values] = np.arange(len(values), dtype=np.int32)
+        return values.astype(np.int64), position[flat]
+    values, positions = np.unique(flat, return_inverse=True)
+    return values, positions.astype(np.int32)
+
+
+def chunk_size(dtype: np.dtype[Any]) -> int:
+    """Number of elements taken at a time.
+
+    Examples
+    --------
+    >>> chunk_size(record_dtype(1)), chunk_size(record_dtype(1000))
+    (262144, 2092)
+    """
+    return max(1, min(CHUNK, CHUNK_BYTES // dtype.itemsize))
+
+
+def chunks(records: NDArray[Any], at_least: int = 0) -> Iterator[NDArray[Any]]:
+    """Cut into parts of `chunk_size`, or of `at_least` if that is more."""
+    size = max(chunk_size(records.dtype), at_least)
+    for first in range(0, len(records), size):
+        yield records[first : first + size]
+
+
+def count(records: NDArray[Any], n_pairs: int) -> NDArray[np.int64]:
+    """How often each pair occurs; memory goes with the number of pairs, not with that of records."""
+    counts = np.zeros(n_pairs, dtype=np.int64)
+    for part in chunks(records, at_least=n_pairs):  # not shorter than its own result, or that would cost the most
+        counts += np.bincount(part["pair"], minlength=n_pairs)
+    return counts
+
+
+def begins(
+    starts: ArrayLike,
+    s: NDArray[np.int32],
+    s_next: NDArray[np.int32],
+    first: int = 0,
+    previous: int | None = None,
+) -> NDArray[np.int64]:
+    """Check that trajectories begin where they are said to, and only there.
+
+    `previous` is the next state of the record before the first, if there is one: what does not begin here continues it.
+    """
+    positions = check.indices("starts", starts, len(s), dtype=np.int64)
+    if previous is None and (len(positions) == 0 or positions[0] != 0):
+        raise ValueError(f"starts must begin with 0, got {positions[:1].tolist()}")
+    wrong = np.flatnonzero(np.diff(positions) <= 0)
+    if wrong.size:
+        k = int(wrong[0]) + 1
+        raise ValueError(f"starts must ascend, but starts[{k}] = {positions[k]} follows {positions[k - 1]}")
+    broken = np.empty(len(s), dtype=bool)
+    broken[:1] = previous is not None and previous != s[0]
+    np.not_equal(s_next[:-1], s[1:], out=broken[1:])
+    broken[positions] = False
+    if broken.any():
+        t = int(np.argmax(broken))
+        before, where = (s_next[t - 1] if t else previous), f" of this chunk, record {first + t}," if first else ""
+        raise ValueError(
+            f"s_next[{first + t - 1}] = {before} but s[{first + t}] = {s[t]}: a trajectory ends there, "
+            f"so starts must list {t}{where} (or be None, if the transitions are independent)"
+        )
+    return positions
+
+
+def join(
+    trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
+) -> tuple[list[NDArray[Any]], list[int]]:
+    """Columns (s, a, s_next, r, u) and starts of whole trajectories, each (states, actions, rewards, utilities)."""
+    columns: list[tuple[NDArray[Any], ...]] = []
+    starts = [0]
+    for k, trajectory in enumerate(trajectories):
+        if not isinstance(trajectory, (tuple, list)) or len(trajectory) != 4:
+            raise TypeError(f"trajectories[{k}] must be (states, actions, rewards, utilities)")
+        states, actions, rewards, utilities = map(np.asarray, trajectory)
+        n = len(states) - 1 if states.ndim else 0
+        if n < 1:
+            raise ValueError(f"trajectories[{k}] must have at least two states, got {max(n + 1, 0)}")
+        for name, column in (("actions", actions), ("rewards", rewards), ("utilities", utilities)):
+            if column.shape[:1] != (n,):
+                raise ValueError(
+                    f"trajectories[{k}] has {n + 1} states, so its {name} must have length {n}, "
+                    f"got shape {column.shape}"
+                )
+        columns.append((states[:-1], actions, states[1:], rewards, utilities))
+        starts.append(starts[-1] + n)
+    if not columns:
+        raise ValueError("trajectories is empty")
+    return [np.concatenate(column) for column in zip(*columns, strict=True)], starts[:-1]

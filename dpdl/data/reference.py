@@ -1,0 +1,104 @@
+"""Where the data lies: counts, and the floored estimate mu_hat of its distribution (equation def-empirical-dis)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+
+#: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
+SMALLEST_FLOOR = 1e-200
+
+
+@dataclass(frozen=True)
+class Reference:
+    """mu_hat(s,a) = max(N(s,a)/N_e, floor), kept for visited pairs; all others are at the floor.
+
+    Attributes
+    ----------
+    pairs : int64 array
+        Visited pairs as s * n_actions + a, ascending.
+    counts : int64 array
+        How often each was seen.
+    n_samples : int
+        N_e, the number of transitions counted.
+    floor : float
+        The floor (varsigma in the paper).
+    n_states, n_actions : int
+        Sizes.
+    """
+
+    pairs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    n_samples: int
+    floor: float
+    n_states: int
+    n_actions: int
+
+    def __post_init__(self) -> None:
+        check.real("floor", self.floor, at_least=SMALLEST_FLOOR, at_most=1)
+        pairs = check.indices("pairs", self.pairs, self.n_states * self.n_actions, dtype=np.int64)
+        counts = check.indices("counts", self.counts, 2**63 - 1, shape=pairs.shape, dtype=np.int64)
+        if len(pairs) == 0 or (np.diff(pairs) <= 0).any() or (counts < 1).any() or counts.sum() != self.n_samples:
+            raise ValueError("pairs must ascend, and counts must be positive and add up to n_samples")
+        object.__setattr__(self, "pairs", check.frozen(pairs))
+        object.__setattr__(self, "counts", check.frozen(counts))
+
+    @property
+    def n_visited(self) -> int:
+        """Number of pairs that were seen at least once."""
+        return len(self.pairs)
+
+    @property
+    def n_unvisited(self) -> int:
+        """Number of pairs that were never seen."""
+        return self.n_states * self.n_actions - len(self.pairs)
+
+    @property
+    def total(self) -> float:
+        """Sum of mu_hat over all pairs; exceeds 1 by what the floor adds."""
+        return float(np.maximum(self.counts / self.n_samples, self.floor).sum() + self.n_unvisited * self.floor)
+
+    def at(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Give mu_hat at the given pairs (as s * n_actions + a)."""
+        position = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
+        seen = self.pairs[position] == pairs
+        return np.where(seen, np.maximum(self.counts[position] / self.n_samples, self.floor), self.floor)
+
+    @property
+    def mu_hat(self) -> NDArray[np.float64]:
+        """The whole estimate as an (S, A) array."""
+        dense = np.full(self.n_states * self.n_actions, self.floor)
+        dense[self.pairs] = np.maximum(self.counts / self.n_samples, self.floor)
+        return dense.reshape(self.n_states, self.n_actions)
+
+
+def estimate_reference(dataset: Dataset, floor: float) -> Reference:
+    """Estimate where the data lies.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The transitions to count. The theorems ask that they are not used again for learning.
+    floor : float
+        Least value of mu_hat, in (0, 1]; `theory.reference_floor` gives the paper's.
+
+    Returns
+    -------
+    Reference
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0], [[0], [0], [0]], n_states=2, n_actions=2)
+    >>> reference = estimate_reference(log, 0.01)
+    >>> reference.mu_hat.round(2).tolist(), reference.n_visited
+    ([[0.67, 0.01], [0.01, 0.33]], 2)
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    floor = check.real("floor", floor, at_least=SMALLEST_FLOOR, at_most=1)
+    return Reference(dataset.pairs, dataset.counts, len(dataset), floor, dataset.n_states, dataset.n_actions)

@@ -1,0 +1,250 @@
+"""Data sets on disk: a folder of plain ``.npy`` files, mapped into memory and laid out as the core reads them.
+
+Version 1 of the format is a folder with these files:
+
+``header.json``
+    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (1), ``n_records``, ``n_states``, ``n_actions``,
+    ``n_utilities``, ``n_pairs``, ``n_trajectories`` (null if the transitions are independent), ``units`` (the fields
+    of `Units`), ``files`` (for each other file its length in ``bytes`` and its ``sha256``) and ``checksum``: the
+    SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
+``records.npy``
+    The packed transitions, a structured array of `record_dtype`. A log of N transitions with I utilities takes
+    N (16 + 8 I) bytes, and one sampled transition is one place in memory, not one per column.
+``pairs.npy``
+    int64: the visited pairs as s * n_actions + a, ascending; ``pair`` of a record is a position in this array.
+``starts.npy``
+    int64: positions at which trajectories begin, ascending from 0. Absent if the transitions are independent.
+
+Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
+of that format). Reading compares it with the one header that fits, so nothing in it is ever interpreted, and nothing is
+ever unpickled. Sizes are checked, the header's against each other and against the files', before anything is allocated.
+Contents are then read once, in chunks: their SHA-256, and that no index or number is out of range.
+
+The functions here know nothing of `Dataset`, which has `Dataset.save` and `Dataset.open`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap as memory
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl import _validation as check
+from dpdl.data.header import (
+    HEADER,
+    LARGEST_HEADER,
+    PAIRS,
+    RECORDS,
+    STARTS,
+    Header,
+    Sizes,
+    is_header,
+    npy_header,
+    parse_json,
+)
+from dpdl.data.records import Units, begins, chunks
+from dpdl.files.folder import explained, replacing, sync
+
+Arrays = Mapping[str, Iterable[NDArray[Any]]]
+
+
+class Stored(NamedTuple):
+    """A data set as read from a folder; `counts` is a by-product of checking it."""
+
+    header: Header
+    records: NDArray[Any]
+    pairs: NDArray[np.int64]
+    starts: NDArray[np.int64] | None
+    counts: NDArray[np.int64]
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether a path is an empty folder, or holds a data set and nothing else; only these are ever overwritten."""
+    if not path.is_dir():
+        return False
+    names = set(os.listdir(path))
+    return not names or (HEADER in names and names <= {HEADER, RECORDS, PAIRS, STARTS} and _is_header(path / HEADER))
+
+
+def _is_header(file: Path) -> bool:
+    """Whether a file is the header of a data set, of any version and perhaps damaged."""
+    try:
+        return _length(file) <= LARGEST_HEADER and is_header(parse_json(file.read_bytes()))
+    except ValueError:
+        return False
+
+
+def save(path: str | os.PathLike[str], sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
+    """Write a data set, its arrays given in chunks, as a folder that appears whole or not at all."""
+    with replacing(path, overwrite, is_replaceable) as folder, explained(path):
+        write(folder, sizes, units, arrays)
+
+
+def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays) -> None:
+    """Write the files of a data set; a chunk may be read from the very place that it is going to be written to."""
+    sums = {}
+    for name, (dtype, n) in sizes.arrays.items():
+        with open(folder / name, "r+b" if (folder / name).exists() else "xb") as file:
+            sums[name] = _pour(dtype, n, arrays[name], file.write)
+        sync(folder / name)
+    (folder / HEADER).write_bytes(Header(sizes, units, sums).text())
+    sync(folder / HEADER)
+
+
+def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
+    """Return the header that `save` would write."""
+    return Header(sizes, units, {name: _pour(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
+
+
+def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
+    """Open a folder and check everything in it; `verify=False` leaves out the SHA-256 of the arrays."""
+    header = _read_header(path)
+    sizes = header.sizes
+    arrays = {name: _read_array(path / name, *sizes.arrays[name], mmap) for name in sizes.arrays}
+    pairs, starts = arrays[PAIRS], arrays.get(STARTS)
+    records = _Records(sizes, pairs, starts)
+    looks = {
+        PAIRS: _Ascending("pairs", sizes.n_states * sizes.n_actions).look,
+        STARTS: _Ascending("starts", sizes.n_records).look,
+        RECORDS: records.look,
+    }
+    for name in (name for name in looks if name in arrays):
+        digest = hashlib.sha256(npy_header(*sizes.arrays[name])) if verify else None
+        problem = _look_through(arrays[name], looks[name], digest, sizes.n_pairs)
+        # That a file is damaged is more to the point than what the damage did to its contents.
+        if digest is not None and digest.hexdigest() != header.sums[name]:
+            raise ValueError(f"{path / name}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+        if problem is not None:
+            raise ValueError(f"{path / name}: {problem}")
+    if not records.counts.all():
+        unvisited = int(np.argmin(records.counts))
+        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {pairs[unvisited]} is the pair of no record")
+    return Stored(header, arrays[RECORDS], pairs, starts, records.counts)
+
+
+def _pour(
+    dtype: np.dtype[Any],
+    n: int,
+    parts: Iterable[NDArray[Any]],
+    sink: Callable[[Any], object] = lambda raw: None,
+) -> str:
+    """Pour a ``.npy`` file of `n` elements into `sink` and return its SHA-256."""
+    digest, poured = hashlib.sha256(npy_header(dtype, n)), 0
+    sink(npy_header(dtype, n))
+    for part in parts:
+        raw = _raw(np.ascontiguousarray(part, dtype=dtype))
+        digest.update(raw)
+        sink(raw)
+        poured += len(part)
+    if poured != n:
+        raise ValueError(f"{n} elements were announced, {poured} came")
+    return digest.hexdigest()
+
+
+def _raw(array: NDArray[Any]) -> memoryview:
+    return array.view(np.uint8).data
+
+
+def _read_header(path: Path) -> Header:
+    file = path / HEADER
+    if not os.path.lexists(file):
+        os.listdir(path)  # a folder that is missing, or none, raises the error that says so
+        raise ValueError(f"{path} is not a dpdl data set: it has no {HEADER}")
+    length = _length(file)
+    if length > LARGEST_HEADER:
+        raise ValueError(f"{file}: {length} bytes are too many for a header")
+    try:
+        return Header.parse(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _read_array(file: Path, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
+    """Map an array, read-only, or read it into memory; nothing is allocated unless the file has the right length."""
+    head = npy_header(dtype, n)
+    expected, length = len(head) + n * dtype.itemsize, _length(file)
+    if length != expected:
+        raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
+    with open(file, "rb") as stream:
+        if mmap:
+            whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
+        else:
+            whole = np.empty(expected, dtype=np.uint8)
+            if stream.readinto(whole.data) != expected:
+                raise ValueError(f"{file}: it became shorter while it was read")
+    if whole[: len(head)].tobytes() != head:
+        raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
+    return check.frozen(whole[len(head) :].view(dtype))
+
+
+def _length(file: Path) -> int:
+    """Length of a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        raise ValueError(f"{file}: it is missing") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{file}: it is not a regular file")
+    return status.st_size
+
+
+def _look_through(
+    array: NDArray[Any], look: Callable[[NDArray[Any], int], None], digest: Any, at_least: int
+) -> ValueError | None:
+    """Read an array once, in chunks: sum up all of it, and return the first problem that `look` sees."""
+    problem, first = None, 0
+    for part in chunks(array, at_least):
+        if digest is not None:
+            digest.update(_raw(part))
+        try:
+            if problem is None:
+                look(part, first)
+        except ValueError as error:
+            problem = error
+        first += len(part)
+    return problem
+
+
+class _Ascending:
+    """Whole numbers that ascend from at least 0 to below a bound."""
+
+    def __init__(self, name: str, bound: int) -> None:
+        self.name, self.bound, self.previous = name, bound, -1
+
+    def look(self, part: NDArray[np.int64], first: int) -> None:
+        check.indices(self.name, part, self.bound, dtype=np.int64, first=first)
+        wrong = np.flatnonzero(np.diff(part, prepend=self.previous) <= 0)
+        if wrong.size:
+            raise ValueError(f"{self.name}[{first + wrong[0]}] = {part[wrong[0]]} does not ascend")
+        self.previous = int(part[-1])
+
+
+class _Records:
+    """Records that the core may read: every index in range, every number in [-1, 1], trajectories unbroken."""
+
+    def __init__(self, sizes: Sizes, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None) -> None:
+        self.sizes, self.pairs, self.starts = sizes, pairs, starts
+        self.counts = np.zeros(sizes.n_pairs, dtype=np.int64)
+        self.previous: int | None = None
+
+    def look(self, part: NDArray[Any], first: int) -> None:
+        for name, bound in (("pair", self.sizes.n_pairs), ("s_next", self.sizes.n_states)):
+            if part[name].min() < 0 or part[name].max() >= bound:
+                check.indices(name, part[name], bound, first=first)
+        for name in ("r", "u"):
+            # Written so that a NaN is out of range too. The check itself is slower and only needed for its message.
+            if part[name].size and not (part[name].min() >= -1 and part[name].max() <= 1):
+                check.numbers_array(name, part[name], at_least=-1, at_most=1, first=first)
+        self.counts += np.bincount(part["pair"], minlength=len(self.counts))
+        if self.starts is not None:
+            inside = slice(*np.searchsorted(self.starts, [first, first + len(part)]))
+            s = (self.pairs[part["pair"]] // self.sizes.n_actions).astype(np.int32)
+            begins(self.starts[inside] - first, s, part["s_next"], first, self.previous)
+            self.previous = int(part["s_next"][-1])

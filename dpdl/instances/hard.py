@@ -1,0 +1,289 @@
+"""The problems behind the paper's lower bounds, with everything that they have in closed form.
+
+`lower_bound` builds the family of theorem lower-bound-demo (appendix LowerBound), or its variant with a large Slater
+constant (the remark after the proof); `no_slater` builds that of theorem slater. Each hides signs theta in transition
+probabilities that differ from 1/2 by varpi/2, and a learner that has not found the signs loses. Every block waits in
+s_0, decides in s_1 and collects in s_plus or s_minus. With
+
+    v0 = 2/(2+gamma),    v1 = 2 gamma/(4-gamma^2),    v = gamma^2/(4-gamma^2),    v0 + (1-gamma) v1 + v = 1,
+
+and a weight rho on the block, s_0 is visited rho v0/(1-gamma) times, s_1 rho v1 times, and s_plus and s_minus together
+rho v/(1-gamma) times, whatever the policy. States without a choice treat all actions alike, and mu is on action 0.
+`dpdl.instances.hard_bounds` has the bounds that follow.
+
+Where the constructions differ from the printed ones:
+
+1. P(s_minus | s_1, b_i) is printed with a_i; nu(s_1) is rho v1, not rho v1/(1-gamma); nu(s_plus) and nu(s_minus) lack
+   the factor rho; mu(s_1, a_i) runs over i in [K], not [I]; the constraints sit at s_1, not at s_0.
+2. There are 2 K S_c constraints (<= I), not K S_c. The loss of lemma lower-bound-regret subtracts v1/(4SK) from the
+   second utility; it must add rho_c v1/(4K).
+3. Theorem slater says at most S states; its construction has S + 4. Equation lower-bound-2-est lacks a factor varpi.
+4. The remark's action e' lifts all utilities at once for a reward of -1. The optimum stays where it was, for all theta,
+   only if gamma varpi_c S_c K is at most about 4/3 (1-gamma); lemma lower-bound-regret survives up to 4/5 (1-gamma).
+   With the proof's varpi_c that holds for large N only; `lower_bound` refuses a larger varpi_c. The remark gives no mu:
+   here e' gets as much as e, so that Slater's condition holds within Pi(C) too, with v0 at least. (Without e' it fails
+   there for some theta: the data caps s_minus at what e leads to, and so pi(b_i) at 0 in a block of minus signs.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl.instances.hard_bounds import (
+    Blocks,
+    blocks,
+    checked_constants,
+    hardest_varpi,
+    packing,
+    suboptimality_bound,
+    violation_bound,
+    visits,
+)
+from dpdl.instances.hard_models import BlockInstance, HardInstance, NoSlaterInstance, weights
+from dpdl.models.cmdp import CMDP
+
+__all__ = [
+    "BlockInstance",
+    "Blocks",
+    "HardInstance",
+    "NoSlaterInstance",
+    "blocks",
+    "hardest_varpi",
+    "lower_bound",
+    "no_slater",
+    "packing",
+    "suboptimality_bound",
+    "violation_bound",
+]
+
+
+def lower_bound(
+    n_blocks: int,
+    n_actions: int,
+    n_utilities: int,
+    concentrability: float = 2.0,
+    gamma: float = 0.9,
+    *,
+    theta_c: ArrayLike | None = None,
+    theta_u: ArrayLike | None = None,
+    varpi_c: float | None = None,
+    varpi_u: float | None = None,
+    repaired: bool = False,
+    rng: Any = None,
+) -> BlockInstance:
+    """Build an instance of theorem lower-bound-demo: S blocks, each a bandit whose good arms the data hardly shows.
+
+    Parameters
+    ----------
+    n_blocks, n_actions, n_utilities : int
+        S >= 4, A >= 3, I >= 8. The model has at most 4S + 1 states, A actions and I utilities; `blocks` says how many.
+    concentrability : float
+        C >= 2.
+    gamma : float
+        Discount, in [1/2, 1).
+    theta_c : array_like of -1 and 1, shape (S_c, K), optional
+    theta_u : array_like of -1 and 1, shape (S_u,), optional
+        The hidden signs; drawn if not given.
+    varpi_c, varpi_u : float, optional
+        How much they matter, in (0, 1/2]; drawn uniformly if not given. varpi_u belongs to unconstrained blocks only.
+    repaired : bool
+        Whether to add the remark's action e' at every s_0: reward -1, all utilities 1. Slater's constant is then above
+        2/3. Here varpi_c may not exceed 4/5 (1-gamma)/(gamma S_c K): beyond that the lemma of the loss fails, and soon
+        after e' begins to pay.
+    rng : None, int or numpy.random.Generator
+        Source of randomness for what is not given.
+
+    Returns
+    -------
+    BlockInstance
+
+    Examples
+    --------
+    >>> hard = lower_bound(10, 5, 8, rng=0)
+    >>> hard.cmdp
+    CMDP(n_states=41, n_actions=5, n_utilities=8, gamma=0.9)
+    >>> abs(hard.cmdp.solve().reward - hard.optimal_value) < 1e-10
+    True
+    >>> round(hard.slater, 4), round(lower_bound(10, 5, 8, repaired=True, rng=0).slater, 4)
+    (0.0009, 0.6899)
+    """
+    k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
+    C, gamma = checked_constants(concentrability, gamma)
+    if not isinstance(repaired, bool):
+        raise TypeError(f"repaired must be True or False, got {repaired!r}")
+    most = min(0.5, 0.8 * (1 - gamma) / (gamma * n_c * k)) if repaired else 0.5
+    if varpi_u is not None and n_u == 0:
+        raise ValueError(f"varpi_u = {varpi_u!r} has no meaning: n_blocks = {n_blocks} leaves no unconstrained block")
+    rng = check.generator(rng)
+    theta_c = _signs("theta_c", theta_c, (n_c, k), -1, rng)
+    theta_u = _signs("theta_u", theta_u, (n_u,), -1, rng)
+    varpi_c = _varpi("varpi_c", varpi_c, most, rng)
+    varpi_u = _varpi("varpi_u", varpi_u, 0.5, rng) if n_u else 0.0
+
+    v0, v1, v = visits(gamma)
+    n, n_actions, rho = n_c + n_u, 2 * k + 1, weights(n_c, n_u)
+    good = np.full((n, n_actions), 0.5)  # P(s_plus | s_1, action)
+    good[:n_c, :k] = (1 + varpi_c * theta_c) / 2
+    good[:n_c, k : 2 * k] = (1 - varpi_c / 2) / 2
+    good[n_c:, 0] = (1 + varpi_u * theta_u) / 2
+    start, p, q = 4 * np.arange(n)[:, None], 1 / (2 - gamma), 2 - 1 / gamma
+    ends = np.concatenate([start + 2, start + 3])
+    P = _transitions(
+        4 * n + 1,
+        n_actions,
+        (start, start, p),
+        (start, start + 1, 1 - p),
+        (start + 1, start + 2, good),
+        (start + 1, start + 3, 1 - good),
+        (ends, ends, q),
+        (ends, np.tile(start, (2, 1)), 1 - q),
+        (4 * n, 4 * n, 1.0),
+    )
+    r, mu, best = (np.zeros((4 * n + 1, n_actions)) for _ in range(3))
+    r[2:-1:4], r[3:-1:4] = 1, -1
+    each = np.arange(n_c * k)
+    j, i = np.divmod(each, k)
+    u = np.zeros((2, n_c * k, 4 * n + 1, n_actions))
+    u[0, each, 4 * j + 1, i] = -1
+    u[0, each, 4 * j + 1, k + i] = 1
+    u[1] = (1 - gamma) * rho[0] * v1 / (4 * k)  # turns <nu, u> >= -rho_c v1/(4K) into >= 0
+    u[1, each, 4 * j + 1, k + i] -= 1
+
+    mu_block = mu[:-1].reshape(n, 4, n_actions)  # a view: block, place in the block, action
+    mu_block[:, [0, 2, 3], 0] = rho[:, None] * [v0, 0.75 * v, 0.5 * v] / C
+    mu_block[:, 1, -1] = (1 - gamma) * v1 * rho / C
+    mu_block[n_c:, 1, 0] = (1 - gamma) * v1 * rho[n_c:] / C
+    mu_block[:n_c, 1, : 2 * k] = (1 - gamma) * v1 * rho[0] / (4 * k * C)
+    if repaired:
+        r[:-1:4, 1], u[:, :, :-1:4, 1] = -1, 1
+        mu_block[:, 0, 1] = mu_block[:, 0, 0]
+    mu[-1, 0] = 1 - mu.sum()
+
+    best[:, 0] = 1
+    deciding = best[1:-1:4]
+    deciding[:n_c, : 2 * k] = np.hstack([theta_c + 1, theta_c + 1]) / (8 * k)
+    deciding[n_c:, 0] = (theta_u + 1) / 2
+    deciding[:, -1] = 1 - deciding[:, :-1].sum(axis=1)
+    value = rho[0] * varpi_c * (theta_c == 1).sum() / (8 * k) + rho[-1] * varpi_u * (theta_u == 1).sum()
+    slater = (1 - gamma) * rho[0] * v1 / (8 * k)  # pi(a_i) = 0 and pi(b_i) = 1/(8K); with e' throughout, (1-v0)/(8K)
+    return BlockInstance(
+        cmdp=CMDP(P, r, u.reshape(-1, *r.shape), gamma, np.append(np.column_stack([rho, np.zeros((n, 3))]), 0.0)),
+        mu=check.frozen(mu),
+        concentrability=C,
+        slater=float(v0 + (1 - v0) * slater if repaired else slater),
+        optimal_policy=check.frozen(best),
+        optimal_value=float(v / (1 - gamma) * value),
+        theta_c=theta_c,
+        theta_u=theta_u,
+        varpi_c=varpi_c,
+        varpi_u=varpi_u,
+        repaired=repaired,
+    )
+
+
+def no_slater(
+    n_blocks: int,
+    concentrability: float = 2.0,
+    gamma: float = 0.9,
+    *,
+    theta: ArrayLike | None = None,
+    varpi: float | None = None,
+    rng: Any = None,
+) -> NoSlaterInstance:
+    """Build an instance of theorem slater: one constraint, no reward, and a single policy that is safe.
+
+    Parameters
+    ----------
+    n_blocks : int
+        S >= 4: how many states have a choice; the model has S + 4 states and two actions.
+    concentrability : float
+        C >= 2.
+    gamma : float
+        Discount, in [1/2, 1).
+    theta : array_like of 0 and 1, shape (S,), optional
+        The hidden signs; drawn if not given.
+    varpi : float, optional
+        How much they matter, in (0, 1/2]; drawn uniformly if not given.
+    rng : None, int or numpy.random.Generator
+        Source of randomness for what is not given.
+
+    Returns
+    -------
+    NoSlaterInstance
+
+    Examples
+    --------
+    >>> hard = no_slater(6, theta=[0, 1, 1, 0, 1, 0], rng=0)
+    >>> hard.cmdp
+    CMDP(n_states=10, n_actions=2, n_utilities=1, gamma=0.9)
+    >>> hard.optimal_policy[3:9, 1].tolist(), hard.slater, abs(hard.cmdp.slater()) < 1e-9
+    ([0.0, 1.0, 1.0, 0.0, 1.0, 0.0], 0.0, True)
+    """
+    n = check.whole("n_blocks", n_blocks, at_least=4)
+    C, gamma = checked_constants(concentrability, gamma)
+    rng = check.generator(rng)
+    theta = _signs("theta", theta, (n,), 0, rng)
+    varpi = _varpi("varpi", varpi, 0.5, rng)
+
+    v0, v1, v = visits(gamma)
+    p, q, arms = 1 / (2 - gamma), 2 - 1 / gamma, np.arange(3, n + 3)
+    good = (1 - varpi * np.column_stack([theta, 1 - theta])) / 2  # P(s_plus | s^j, action)
+    P = _transitions(
+        n + 4,
+        2,
+        (0, 0, p),
+        (np.zeros((n, 1), dtype=int), arms[:, None], (1 - p) / n),
+        (np.array([[1], [2]]), np.array([[1], [2]]), q),
+        (np.array([[1], [2]]), 0, 1 - q),
+        (arms[:, None], 1, good),
+        (arms[:, None], 2, 1 - good),
+        (n + 3, n + 3, 1.0),
+    )
+    u, mu, best = (np.zeros((n + 4, 2)) for _ in range(3))
+    u[1], u[2] = 1, -1
+    mu[:3, 0] = np.array([v0, v, v]) / C
+    mu[arms] = (1 - gamma) * v1 / (n * C)
+    mu[-1, 0] = 1 - mu.sum()
+    best[:, 0] = 1
+    best[arms] = np.column_stack([1 - theta, theta])
+    return NoSlaterInstance(
+        cmdp=CMDP(P, np.zeros_like(u), u[None], gamma, np.eye(n + 4)[0]),
+        mu=check.frozen(mu),
+        concentrability=C,
+        slater=0.0,
+        optimal_policy=check.frozen(best),
+        optimal_value=0.0,
+        theta=theta,
+        varpi=varpi,
+    )
+
+
+def _signs(
+    name: str, values: ArrayLike | None, shape: tuple[int, ...], low: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Check hidden signs, `low` or 1, or draw them."""
+    if values is None:
+        return check.frozen(np.where(rng.random(shape) < 0.5, low, 1))
+    array = check.numbers_array(name, values, shape=shape)
+    wrong = np.argwhere((array != low) & (array != 1))
+    if len(wrong):
+        where = tuple(wrong[0].tolist())
+        raise ValueError(f"{name}[{', '.join(map(str, where))}] = {array[where].item()!r} must be {low} or 1")
+    return check.frozen(array.astype(np.int64))
+
+
+def _varpi(name: str, value: float | None, most: float, rng: np.random.Generator) -> float:
+    """Check a varpi, or draw it uniformly from (0, most]."""
+    return most * (1 - rng.random()) if value is None else check.real(name, value, above=0, at_most=most)
+
+
+def _transitions(n_states: int, n_actions: int, *entries: tuple[Any, Any, Any]) -> sp.coo_array:
+    """Return the (S*A, S) matrix of the given (state, next state, probability), each broadcast against the actions."""
+    parts = [np.broadcast_arrays(s, np.arange(n_actions), s_next, value) for s, s_next, value in entries]
+    s, a, s_next, value = (np.concatenate([part[k].ravel() for part in parts]) for k in range(4))
+    return sp.coo_array((value, (s * n_actions + a, s_next)), shape=(n_states * n_actions, n_states))

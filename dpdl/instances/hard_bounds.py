@@ -1,0 +1,243 @@
+"""Lower bounds as functions of the number of samples, and the sign vectors and sizes that their proofs work with.
+
+The problems themselves are in `dpdl.instances.hard`. The theorems give rates up to a universal constant; their proofs
+have constants, and the functions below use those unless told otherwise. The proofs have gaps which leave these
+constants standing:
+
+1. Fano's inequality is applied as alpha (1 - ...) where the lemma has alpha/2 (1 - ...), in both proofs.
+2. Its ratio is to be at most 5/6. With a packing of exp(n/8) vectors log 2/log|Theta| alone exceeds one for n <= 5; in
+   the proof of theorem slater, with the printed bound of the divergence, the ratio exceeds one for every n.
+3. A maximum over theta_c and one over theta_u are added as if the same theta attained both.
+4. Factor C is missing under the square roots that end the proof of theorem lower-bound-demo; the theorem has it.
+5. For A in {7, 8} and I in {8, ..., 11} the recipe gives S_c K = 3 and with it varpi_c = 0: the constrained blocks add
+   nothing, and for S = 4, where S_u = 0, the proof shows nothing.
+
+Gaps 1 to 3 close with Assouad's lemma, over the whole cube of signs instead of a packing: at the proof's varpi any two
+neighbouring theta are so alike after N samples that the average error per sign is at least 0.39, where 1/24 is claimed,
+and averages do add up. A test computes this from the models.
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl import theory
+
+Array = NDArray[np.float64]
+
+#: A list of sign vectors with more entries than this is a mistake in n rather than a wish.
+_MOST_SIGNS = 10**8
+#: Up to this length a packing is sought among all vectors; it is then as large as Gilbert and Varshamov promise.
+_ENUMERABLE = 16
+#: So many refusals in a row end the search for a packing among random vectors.
+_PATIENCE = 10_000
+
+
+class Blocks(NamedTuple):
+    """Sizes of `lower_bound`: K pairs (a_i, b_i) in each of S_c constrained blocks, and S_u unconstrained blocks."""
+
+    pairs: int
+    constrained: int
+    unconstrained: int
+
+
+def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> Blocks:
+    """Return how `lower_bound` divides S blocks, given A actions and I utilities (start of appendix LowerBound).
+
+    K = min([I/2], [(A-1)/2]) and S_c = min([I/(2K)], S); the other blocks are unconstrained, or left out if they are
+    fewer than four.
+
+    Examples
+    --------
+    >>> blocks(10, 5, 8)
+    Blocks(pairs=2, constrained=2, unconstrained=8)
+    >>> blocks(5, 5, 8)
+    Blocks(pairs=2, constrained=2, unconstrained=0)
+    """
+    n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
+    n_actions = check.whole("n_actions", n_actions, at_least=3)
+    n_utilities = check.whole("n_utilities", n_utilities, at_least=8)
+    pairs = min(n_utilities // 2, (n_actions - 1) // 2)
+    constrained = min(n_utilities // (2 * pairs), n_blocks)
+    return Blocks(pairs, constrained, n_blocks - constrained if constrained < n_blocks - 3 else 0)
+
+
+def hardest_varpi(
+    n_samples: ArrayLike, n_signs: int, concentrability: float, gamma: float, family: str = "lower_bound"
+) -> Array:
+    """Return the varpi at which N samples do not show n signs yet: min(sqrt((n-3) C/(8 (1-gamma) N)), 1/2).
+
+    The proof of theorem lower-bound-demo takes it with n = S_c K for varpi_c and n = S_u for varpi_u; that of theorem
+    slater, ``family="no_slater"``, takes n = S and 16 in place of 8.
+
+    Examples
+    --------
+    >>> hardest_varpi([1, 2000, 8000], 35, concentrability=5, gamma=0.9).round(4)
+    array([0.5   , 0.3162, 0.1581])
+    """
+    N = check.numbers_array("n_samples", n_samples, at_least=1)
+    n = check.whole("n_signs", n_signs, at_least=3)
+    C, gamma = checked_constants(concentrability, gamma)
+    factor = {"lower_bound": 8, "no_slater": 16}[check.choice("family", family, ("lower_bound", "no_slater"))]
+    return np.minimum(np.sqrt((n - 3) * C / (factor * (1 - gamma) * N)), 0.5)
+
+
+def suboptimality_bound(
+    n_samples: ArrayLike,
+    n_blocks: int,
+    n_actions: int,
+    n_utilities: int,
+    concentrability: float,
+    gamma: float,
+    constant: float | None = None,
+) -> Array:
+    """Return what a learner that is always safe loses at least, on average, for some theta (theorem lower-bound-demo).
+
+    Parameters
+    ----------
+    n_samples : array_like
+        N, one or many.
+    n_blocks, n_actions, n_utilities, concentrability, gamma
+        As for `lower_bound`.
+    constant : float, optional
+        If given, the result is the rate in the theorem, min(1/(1-gamma), sqrt(min(SA, S+I) C/((1-gamma)^3 N))), times
+        this. The paper proves the rate for some universal constant that it does not state; its figures make it less
+        than 3e-5 at the worst sizes.
+
+    Returns
+    -------
+    ndarray, with the shape of n_samples
+
+    Notes
+    -----
+    Without `constant`, it is the bound in the proof, v/(2(1-gamma)) (varpi_c/192 + varpi_u/24) with varpi from
+    `hardest_varpi`, and v varpi_c/(192 (1-gamma)) without unconstrained blocks. It bounds the mean of the loss
+    L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, with or without the brackets. So a learner that may be unsafe
+    has a mean suboptimality of at least half of it, or a mean violation of at least v/(768 gamma).
+
+    Examples
+    --------
+    >>> float(suboptimality_bound(1e6, 20, 5, 16, concentrability=5, gamma=0.9).round(6))
+    0.000514
+    >>> float(suboptimality_bound(1e6, 20, 5, 16, concentrability=5, gamma=0.9, constant=1.0).round(6))
+    0.424264
+    """
+    k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
+    C, gamma = checked_constants(concentrability, gamma)
+    if constant is not None:
+        return _rate(n_samples, theory.sparsity(n_blocks, n_actions, n_utilities) * C, gamma, constant)
+    bound = hardest_varpi(n_samples, n_c * k, C, gamma) / 192
+    if n_u:
+        bound = (bound + hardest_varpi(n_samples, n_u, C, gamma) / 24) / 2
+    return visits(gamma)[2] / (1 - gamma) * bound
+
+
+def violation_bound(
+    n_samples: ArrayLike, n_blocks: int, concentrability: float, gamma: float, constant: float | None = None
+) -> Array:
+    """Return what any learner violates at least, on average, for some theta of `no_slater` (theorem slater).
+
+    Parameters
+    ----------
+    n_samples : array_like
+        N, one or many.
+    n_blocks, concentrability, gamma
+        As for `no_slater`.
+    constant : float, optional
+        If given, the result is the rate in the theorem, min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), times this. The
+        paper proves the rate for some universal constant that it does not state.
+
+    Returns
+    -------
+    ndarray, with the shape of n_samples
+        Without `constant`, the bound in the proof: v varpi/(24 (1-gamma)) with varpi from `hardest_varpi`.
+
+    Examples
+    --------
+    >>> violation_bound([1, 10**6], 20, concentrability=5, gamma=0.9).round(6)
+    array([0.052..., 0.000...])
+    """
+    n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
+    C, gamma = checked_constants(concentrability, gamma)
+    if constant is not None:
+        return _rate(n_samples, n_blocks * C, gamma, constant)
+    return visits(gamma)[2] / (24 * (1 - gamma)) * hardest_varpi(n_samples, n_blocks, C, gamma, "no_slater")
+
+
+def packing(n: int, size: int | None = None, distance: float = 0.25, rng: Any = None) -> NDArray[np.int64]:
+    """Find sign vectors any two of which differ in many places (lemma lower-bound-theta; Gilbert 1952, Varshamov 1957).
+
+    Parameters
+    ----------
+    n : int
+        Length: S_c K, S_u or S.
+    size : int, optional
+        How many vectors; exp(n/8), rounded up, if not given, which is what the lemma asks.
+    distance : float
+        The least share of places in which two vectors differ, in [0, 1]. A quarter is the lemma's n/2 in 1-norm.
+    rng : None, int or numpy.random.Generator
+        Source of randomness.
+
+    Returns
+    -------
+    ndarray of int, shape (size, n)
+        Entries -1 and 1; ``packing(...)[k].reshape(S_c, K)`` is a theta_c, and ``(packing(...)[k] + 1) // 2`` a theta.
+
+    Notes
+    -----
+    Vectors come in random order, and one that is far enough from all that were kept is kept. For n <= 16 all vectors
+    come, which ensures 2^n/V of them, V being the number of vectors in a ball of the largest radius below the distance.
+
+    Examples
+    --------
+    >>> theta = packing(24, rng=0)
+    >>> theta.shape, int(min(abs(a - b).sum() for k, a in enumerate(theta) for b in theta[:k])) >= 12
+    ((21, 24), True)
+    """
+    n = check.whole("n", n, at_least=1)
+    distance = check.real("distance", distance, at_least=0, at_most=1)
+    if size is None and n / 8 > np.log(_MOST_SIGNS):
+        raise ValueError(f"n = {n} asks for exp(n/8) vectors, too many to list: give a smaller size")
+    size = check.whole("size", ceil(exp(n / 8)) if size is None else size, at_least=1, at_most=_MOST_SIGNS // n)
+    rng = check.generator(rng)
+    # Rows that differ in d places have inner product n - 2d; single precision holds these numbers exactly.
+    kept, found, refused = np.empty((size, n), dtype=np.float32), 0, 0
+    codes = iter(rng.permutation(2**n)) if n <= _ENUMERABLE else None
+    while found < size and refused < _PATIENCE:
+        if codes is None:
+            signs = rng.integers(2, size=n) * 2 - 1
+        elif (code := next(codes, None)) is not None:
+            signs = (code >> np.arange(n)) % 2 * 2 - 1
+        else:
+            break
+        if found == 0 or (n - (kept[:found] @ signs.astype(np.float32)).max()) / 2 >= distance * n:
+            kept[found] = signs
+            found, refused = found + 1, 0
+        elif codes is None:
+            refused += 1
+    if found < size:
+        raise ValueError(f"size = {size} vectors of length {n} at distance {distance:g} not found: {found} were")
+    return kept.astype(np.int64)
+
+
+def visits(gamma: float) -> tuple[float, float, float]:
+    """Return v0, v1 and v (equation lower-bound-const)."""
+    return 2 / (2 + gamma), 2 * gamma / (4 - gamma**2), gamma**2 / (4 - gamma**2)
+
+
+def checked_constants(concentrability: float, gamma: float) -> tuple[float, float]:
+    """Check the ranges of C and gamma that both theorems assume."""
+    C = check.real("concentrability", concentrability, at_least=2)
+    return C, check.real("gamma", gamma, at_least=0.5, below=1)
+
+
+def _rate(n_samples: ArrayLike, size: float, gamma: float, constant: float) -> Array:
+    """Return constant min(1/(1-gamma), sqrt(size/((1-gamma)^3 N)))."""
+    N = check.numbers_array("n_samples", n_samples, at_least=1)
+    constant = check.real("constant", constant, above=0)
+    return constant * np.minimum(1 / (1 - gamma), np.sqrt(size / ((1 - gamma) ** 3 * N)))

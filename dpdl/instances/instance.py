@@ -1,0 +1,58 @@
+"""A problem with where its data lies and the answers that are known of it; public as `dpdl.instances.Instance`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl.models.cmdp import CMDP
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A CMDP, the distribution of its data, and what is known of them.
+
+    Attributes
+    ----------
+    cmdp : CMDP
+        The model.
+    mu : ndarray, shape (S, A)
+        Where the data lies.
+    concentrability : float
+        C*, the least psi for which some optimal policy lies in Pi(psi).
+    slater : float
+        Slater's constant, of all policies.
+    optimal_policy : ndarray, shape (S, A)
+        The best safe policy.
+    optimal_value : float
+        Its reward J*.
+    """
+
+    cmdp: CMDP
+    mu: Array = field(repr=False)
+    concentrability: float
+    slater: float
+    optimal_policy: Array = field(repr=False)
+    optimal_value: float
+
+    @classmethod
+    def of(cls, cmdp: CMDP, mu: ArrayLike) -> Instance:
+        """Work out the answers by linear programming.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> found = Instance.of(machine, [[0.25, 0.75]])
+        >>> round(found.optimal_value, 6), round(found.concentrability, 6), round(found.slater, 6)
+        (1.0, 2.0, 1.0)
+        """
+        if not isinstance(cmdp, CMDP):
+            raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
+        data = check.frozen(check.distribution("mu", mu, cmdp.r.shape).copy())
+        best = cmdp.solve()
+        return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

@@ -1,0 +1,1 @@
+"""Runs that last: progress, interruption, checkpoints."""

@@ -1,0 +1,46 @@
+"""How fast a Markov chain forgets where it started, and what that means for data from one trajectory.
+
+For an irreducible aperiodic kernel P with stationary distribution mu,
+
+    E(t) = max_s TV(P^t(s, .), mu)    (tv_distance),        t_mix = min {t : E(t) <= 1/4}    (mixing_time),
+
+and E(t) <= 2^(-floor(t/t_mix)). A kernel is a row-stochastic (n, n) array, dense or sparse; the paper's chain is
+that of the states under the behaviour policy, `behaviour_kernel`. The paper assumes irreducible and aperiodic, and
+so does this module: anything else is an error that says what is wrong, transient states included.
+
+Exact means up to rounding. Up to `EXACT_STATES` states E is computed from dense powers. Beyond, each starting state
+is followed by itself, which is exact as well but takes n times the work of one; `mixing_time_bounds` takes seconds
+at 10^5 states instead, and returns an interval.
+
+Source: appendix markov-mixing of Chen, Zhang, Wen (2022); Levin, Peres, "Markov chains and mixing times"; Paulin,
+"Concentration inequalities for Markov chains by Marton couplings and spectral methods" (2015).
+"""
+
+from dpdl.mixing.bounds import MixingTime
+from dpdl.mixing.chain import EXACT_STATES
+from dpdl.mixing.estimate import MixingEstimate, estimate_mixing_time
+from dpdl.mixing.measures import (
+    behaviour_kernel,
+    bernstein_half_width,
+    mixing_time,
+    mixing_time_bounds,
+    pair_kernel,
+    pseudo_spectral_gap,
+    stationary,
+    tv_distance,
+)
+
+__all__ = [
+    "EXACT_STATES",
+    "MixingEstimate",
+    "MixingTime",
+    "behaviour_kernel",
+    "bernstein_half_width",
+    "estimate_mixing_time",
+    "mixing_time",
+    "mixing_time_bounds",
+    "pair_kernel",
+    "pseudo_spectral_gap",
+    "stationary",
+    "tv_distance",
+]

@@ -1,0 +1,1 @@
+"""What is known: models, and exact answers about them."""

@@ -1,0 +1,295 @@
+"""A tabular constrained Markov decision process whose model is known.
+
+    maximise J(pi) = E sum_t gamma^t r(s_t, a_t)    subject to    J^u_i(pi) = E sum_t gamma^t u_i(s_t, a_t) >=
+    0
+
+with s_0 ~ rho0, s_{t+1} ~ P(. | s_t, a_t), and rewards and utilities in [-1, 1]. Transitions are kept as a
+sparse matrix with one row per pair (s, a), at row s A + a. The mathematics of the methods is in `dpdl.exact`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+from dpdl.models import exact
+from dpdl.models.exact import Evaluation, Solution
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class CMDP:
+    """A constrained MDP with S states, A actions and I utilities; immutable.
+
+    Parameters
+    ----------
+    P : array_like, shape (S, A, S), or sparse array, shape (S*A, S)
+        Transition probabilities; each row must sum to one within 1e-9, and is then scaled to do so in double
+        precision.
+    r : array_like, shape (S, A)
+        Expected rewards, in [-1, 1].
+    u : array_like, shape (I, S, A)
+        Expected utilities, in [-1, 1]. I may be zero: no constraints.
+    gamma : float
+        Discount, in (0, 1).
+    rho0 : array_like, shape (S,)
+        Distribution of the first state.
+
+    Examples
+    --------
+    Working pays and wears the machine out, resting restores it; at most half of the discounted time may be
+    work.
+
+    >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.9, rho0=[1.0])
+    >>> machine
+    CMDP(n_states=1, n_actions=2, n_utilities=1, gamma=0.9)
+    >>> round(machine.solve().reward, 6), round(machine.unconstrained().solve().reward, 6)
+    (5.0, 10.0)
+    """
+
+    P: sp.csr_array
+    r: Array
+    u: Array
+    gamma: float
+    rho0: Array
+
+    def __init__(self, P: Any, r: ArrayLike, u: ArrayLike, gamma: float, rho0: ArrayLike) -> None:
+        transitions, n_states, n_actions = _transitions(P)
+        shape = (n_states, n_actions)
+        initial = check.distribution("rho0", rho0, (n_states,))
+        fields = {
+            "r": check.numbers_array("r", r, shape=shape, at_least=-1, at_most=1).copy(),
+            "u": check.numbers_array("u", u, shape=(None, *shape), at_least=-1, at_most=1).copy(),
+            "rho0": initial / initial.sum(),
+        }
+        for name, array in fields.items():
+            object.__setattr__(self, name, check.frozen(array))
+        for part in (transitions.data, transitions.indices, transitions.indptr):
+            check.frozen(part)
+        object.__setattr__(self, "P", transitions)
+        object.__setattr__(self, "gamma", check.real("gamma", gamma, above=0, below=1))
+
+    def __repr__(self) -> str:
+        sizes = f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}"
+        return f"CMDP({sizes}, gamma={self.gamma:g})"
+
+    @property
+    def n_states(self) -> int:
+        """Number of states S."""
+        return self.r.shape[0]
+
+    @property
+    def n_actions(self) -> int:
+        """Number of actions A."""
+        return self.r.shape[1]
+
+    @property
+    def n_utilities(self) -> int:
+        """Number of utilities I."""
+        return self.u.shape[0]
+
+    def evaluate(self, policy: ArrayLike) -> Evaluation:
+        """Return the exact reward, utilities and occupancy of an (S, A) policy; see `dpdl.exact.evaluate`.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> machine.evaluate([[0.5, 0.5]]).reward
+        1.0
+        """
+        return exact.evaluate(self, policy)
+
+    def solve(self, kappa: float = 0.0, psi: float | None = None, mu: ArrayLike | None = None) -> Solution:
+        """Return the best policy with every J^u_i >= kappa, inside Pi(psi) if asked; see `dpdl.exact.solve`.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> machine.solve(kappa=1.0).policy.round(6).tolist()
+        [[0.25, 0.75]]
+        """
+        return exact.solve(self, kappa, psi, mu)
+
+    def unconstrained(self) -> CMDP:
+        """Return the same problem without its utilities.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> machine.unconstrained().n_utilities
+        0
+        """
+        return CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0)
+
+    def slater(self, psi: float | None = None, mu: ArrayLike | None = None) -> float:
+        """Return (1-gamma) times the best worst utility of a policy; see `dpdl.exact.slater`.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 0.5]]], gamma=0.5, rho0=[1.0])
+        >>> round(machine.slater(), 6)
+        0.5
+        """
+        return exact.slater(self, psi, mu)
+
+    def concentrability(self, mu: ArrayLike) -> float:
+        """Return C*, how far data distributed as `mu` is from an optimal policy; see `dpdl.exact.concentrability`.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> round(machine.concentrability([[0.125, 0.875]]), 6)
+        4.0
+        """
+        return exact.concentrability(self, mu)
+
+    def sample(self, n: int, mu: ArrayLike, rng: Any = None) -> Dataset:
+        """Draw independent transitions: (s, a) ~ mu, then s' ~ P(. | s, a), with exact rewards and utilities.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+        mu : array_like, shape (S, A)
+            Distribution of the pairs.
+        rng : None, int or numpy.random.Generator
+            Source of randomness.
+
+        Examples
+        --------
+        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> machine.sample(3, [[0.0, 1.0]], rng=0).a.tolist()
+        [1, 1, 1]
+        """
+        n = check.whole("n", n, at_least=1)
+        weights = check.distribution("mu", mu, self.r.shape)
+        rng = check.generator(rng)
+        pairs = np.searchsorted(_cumulative(weights.reshape(1, -1))[0], rng.random(n), side="right")
+        s_next = self.P.indices[self._successor(pairs, rng.random(n))]
+        s, a = np.divmod(pairs, self.n_actions)
+        return self._dataset(s, a, s_next)
+
+    def rollout(self, n: int, policy: ArrayLike, rng: Any = None, start: int | None = None) -> Dataset:
+        """Follow a policy for `n` steps and log them in order: a data set that is one trajectory.
+
+        Parameters
+        ----------
+        n : int
+            How many steps.
+        policy : array_like, shape (S, A)
+            Action probabilities in each state.
+        rng : None, int or numpy.random.Generator
+            Source of randomness.
+        start : int, optional
+            First state; drawn from rho0 if not given.
+
+        Examples
+        --------
+        >>> P = [[[0.0, 1.0]], [[1.0, 0.0]]]
+        >>> clock = CMDP(P, r=[[0.0], [1.0]], u=[[[1.0], [1.0]]], gamma=0.5, rho0=[1.0, 0.0])
+        >>> clock.rollout(4, [[1.0], [1.0]], rng=0).s.tolist()
+        [0, 1, 0, 1]
+        """
+        from dpdl import _core
+
+        n = check.whole("n", n, at_least=1)
+        probabilities = check.policy_array("policy", policy, self.n_states, self.n_actions)
+        rng = check.generator(rng)
+        if start is None:
+            first = int(np.searchsorted(_cumulative(self.rho0[None])[0], rng.random(), side="right"))
+        else:
+            first = check.whole("start", start, at_most=self.n_states - 1)
+        states, actions = _core.rollout(
+            n,
+            first,
+            _cumulative(probabilities),
+            self.P.indptr.astype(np.int64),
+            self.P.indices.astype(np.int32),
+            self._row_cdf,
+            rng.bit_generator,
+        )
+        return self._dataset(states[:-1], actions, states[1:], starts=[0])
+
+    @cached_property
+    def _row_cdf(self) -> Array:
+        """Cumulative probabilities within each row of P, the last of each row exactly one.
+
+        Summed position by position in all rows that are long enough, longest first: a running sum over all of
+        P, less its value at each row's start, would lose digits as P grows.
+        """
+        lengths = np.diff(self.P.indptr)
+        longest_first = np.argsort(-lengths, kind="stable")
+        starts, lengths = self.P.indptr[:-1][longest_first], lengths[longest_first]
+        cdf = self.P.data.copy()
+        for position in range(1, int(lengths[0])):
+            entry = starts[: np.searchsorted(-lengths, -position)] + position
+            cdf[entry] += cdf[entry - 1]
+        cdf[self.P.indptr[1:] - 1] = 1.0
+        return check.frozen(np.minimum(cdf, 1.0))
+
+    def _successor(self, pairs: NDArray[np.intp], uniform: Array) -> NDArray[np.intp]:
+        """Return for each pair the first entry of its row whose cumulative probability exceeds the uniform number.
+
+        A binary search in all rows at once. Invariant: the entry sought lies in low .. high.
+        """
+        low = self.P.indptr[pairs].astype(np.intp)
+        high = self.P.indptr[pairs + 1].astype(np.intp) - 1
+        while np.any(low < high):
+            middle = (low + high) // 2
+            beyond = self._row_cdf[middle] <= uniform
+            low = np.where(beyond, middle + 1, low)
+            high = np.where(beyond, high, middle)
+        return low
+
+    def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
+        sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
+        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
+
+
+def _transitions(P: Any) -> tuple[sp.csr_array, int, int]:
+    """Check transition probabilities and return them as an (S*A, S) sparse array, with S and A."""
+    if sp.issparse(P):
+        if P.dtype.kind not in "fiu":
+            raise TypeError(f"P must hold real numbers, got dtype {P.dtype}")
+        if P.ndim != 2 or 0 in P.shape or P.shape[0] % P.shape[1]:
+            raise ValueError(f"P must have shape (S*A, S), got {P.shape}")
+        matrix = sp.csr_array(P, dtype=np.float64, copy=True)
+        n_states = P.shape[1]
+    else:
+        array = check.numbers_array("P", P, shape=(None, None, None))
+        n_states = array.shape[0]
+        if array.shape[2] != n_states or array.size == 0:
+            raise ValueError(f"P must have shape (S, A, S), got {array.shape}")
+        matrix = sp.csr_array(array.reshape(-1, n_states))
+    n_actions = matrix.shape[0] // n_states
+    matrix.sum_duplicates()
+    wrong = np.flatnonzero(~(np.isfinite(matrix.data) & (matrix.data >= 0)))
+    if wrong.size:
+        pair = int(np.searchsorted(matrix.indptr, wrong[0], side="right")) - 1
+        s, a = divmod(pair, n_actions)
+        value = float(matrix.data[wrong[0]])
+        raise ValueError(f"P[{s}, {a}, {matrix.indices[wrong[0]]}] = {value!r} must be finite and >= 0")
+    matrix.eliminate_zeros()
+    totals = np.asarray(matrix.sum(axis=1))
+    wrong = np.flatnonzero(abs(totals - 1) > check.SUM_TOLERANCE)
+    if wrong.size:
+        s, a = divmod(int(wrong[0]), n_actions)
+        raise ValueError(f"P[{s}, {a}] must sum to 1, got {totals[wrong[0]]:.12g}")
+    matrix.data /= np.repeat(totals, np.diff(matrix.indptr))
+    return matrix, n_states, n_actions
+
+
+def _cumulative(probabilities: Array) -> Array:
+    """Return cumulative sums along the rows, exactly one from the last positive entry on."""
+    cdf = np.cumsum(probabilities, axis=1)
+    n = probabilities.shape[1]
+    last = n - 1 - np.argmax(probabilities[:, ::-1] > 0, axis=1)
+    return np.where(np.arange(n) >= last[:, None], 1.0, np.minimum(cdf, 1.0))

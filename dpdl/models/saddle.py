@@ -1,0 +1,189 @@
+"""The game that DPDL plays, solved exactly on a known model.
+
+With occupancy nu = Wx, W = diag(mu / mu_hat), A[(s, a), s'] = 1[s = s'] - gamma P(s' | s, a) and the
+utilities u_i^kappa = u_i - (1-gamma) kappa as the rows of U_kappa, the Lagrangian is
+
+    L_w(V, lam, x) = <rho0, V> + <Wx, r - A V + U_kappa' lam>
+
+and its least value over |V| <= R_V, lam >= 0, sum lam <= R_L (appendix on the duality gap)
+
+    J_kappa(x) = r'Wx - R_V ||A'Wx - rho0||_1 - R_L ||[U_kappa Wx]_-||_inf.
+
+The gap of x is the largest J_kappa over the feasible set X less J_kappa(x).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl import theory
+from dpdl.models import linear_programs as programs
+
+if TYPE_CHECKING:
+    from dpdl.models.cmdp import CMDP
+
+Array = NDArray[np.float64]
+
+
+def lagrangian_gradient(
+    cmdp: CMDP, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of L_w(V, lam, x) in V (S,), lam (I,) and x (S, A): the means of the stochastic ones.
+
+    Examples
+    --------
+    >>> from dpdl.models.cmdp import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> mu = [[0.5, 0.5]]
+    >>> g_V, g_lam, g_x = lagrangian_gradient(one_state, [1.0], [2.0], [[0.5, 1.5]], mu, mu, kappa=0.0)
+    >>> g_V.tolist(), g_lam.tolist(), g_x.tolist()
+    ([0.0], [1.0], [[-1.5, 1.5]])
+    """
+    primal, weight = _table(cmdp, "x", x), _weight(cmdp, mu, mu_hat)
+    value = check.numbers_array("V", V, shape=(cmdp.n_states,))
+    multiplier = check.numbers_array("lam", lam, shape=(cmdp.n_utilities,), at_least=0)
+    utility = cmdp.u - (1 - cmdp.gamma) * check.real("kappa", kappa)
+    advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
+    advantage += np.einsum("i,isa->sa", multiplier, utility)
+    nu = weight * primal
+    g_V = cmdp.rho0 - nu.sum(axis=1) + cmdp.gamma * (cmdp.P.T @ nu.ravel())
+    return g_V, np.einsum("isa,sa->i", utility, nu), weight * advantage
+
+
+def penalised_objective(
+    cmdp: CMDP, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float, slater: float
+) -> float:
+    """Return J_kappa(x), the least value of the Lagrangian L_w(V, lam, x) over the boxes of V and lam.
+
+    Parameters
+    ----------
+    cmdp : CMDP
+    x : array_like, shape (S, A)
+        Reweighted occupancy, nonnegative.
+    mu, mu_hat : array_like, shape (S, A)
+        Where the data lies, a distribution, and its positive estimate.
+    kappa, slater : float
+        Conservatism, and the Slater constant that sets the radii R_V and R_L.
+
+    Examples
+    --------
+    The occupancy of a safe policy pays no penalty, so that only its reward is left:
+
+    >>> from dpdl.models.cmdp import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> mu = [[0.5, 0.5]]
+    >>> penalised_objective(one_state, [[1.0, 1.0]], mu, mu, kappa=0.0, slater=0.5)
+    1.0
+    """
+    radius_V, radius_lam = _radii(cmdp, slater)
+    no_V, no_lam = np.zeros(cmdp.n_states), np.zeros(cmdp.n_utilities)
+    g_V, g_lam, g_x = lagrangian_gradient(cmdp, no_V, no_lam, x, mu, mu_hat, kappa)
+    violation = -min(0.0, float(g_lam.min(initial=0.0)))
+    return float((g_x * np.asarray(x)).sum() - radius_V * abs(g_V).sum() - radius_lam * violation)
+
+
+def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float) -> float:
+    """Return j(psi), the largest J_kappa(x) over the feasible set X: the value of the game that DPDL plays.
+
+    X is { 0 <= x <= psi mu_hat/(1-gamma), sum x <= 4/(1-gamma), sum x/mu_hat <= N psi/(1-gamma) }. The other
+    parameters are those of `penalised_objective`.
+
+    Examples
+    --------
+    >>> from dpdl.models.cmdp import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> mu = [[0.5, 0.5]]
+    >>> round(saddle_value(one_state, mu, mu, psi=2.0, kappa=0.0, slater=0.5), 9)
+    1.0
+    """
+    weight, estimate = _weight(cmdp, mu, mu_hat), _table(cmdp, "mu_hat", mu_hat)
+    psi = check.real("psi", psi, at_least=1)
+    kappa = check.real("kappa", kappa)
+    x = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater))
+    return penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
+
+
+def gap(
+    cmdp: CMDP,
+    x_mean: ArrayLike,
+    mu: ArrayLike,
+    mu_hat: ArrayLike,
+    psi: float,
+    kappa: float,
+    slater: float,
+) -> float:
+    """Return Gap(x_mean) = j(psi) - J_kappa(x_mean), which a run of DPDL drives to zero.
+
+    Nonnegative up to rounding for every x_mean in X. The parameters are those of `saddle_value`.
+
+    Examples
+    --------
+    >>> from dpdl.models.cmdp import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> mu = [[0.5, 0.5]]
+    >>> round(gap(one_state, [[0.5, 1.5]], mu, mu, psi=2.0, kappa=0.0, slater=0.5), 9)
+    0.5
+    """
+    best = saddle_value(cmdp, mu, mu_hat, psi, kappa, slater)
+    return best - penalised_objective(cmdp, x_mean, mu, mu_hat, kappa, slater)
+
+
+def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tuple[float, float]) -> Array:
+    """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L).
+
+    The unknowns y have (1-gamma) x = scale y; slacks measure the flow residual, both ways, and the worst
+    violation. The rows carry the radii, not the objective, so that what HiGHS tolerates in a row is an error
+    in J_kappa.
+    """
+    radius_V, radius_lam = radii
+    n_states, discount, n_utilities = cmdp.n_states, 1 - cmdp.gamma, cmdp.n_utilities
+    bound = discount * theory.sum_bound(cmdp.gamma)
+    pairs = np.flatnonzero(weight > 0)  # x does not matter where W = 0, and zero is feasible there
+    scale = np.minimum(bound, caps[pairs])
+    factor = weight[pairs] * scale
+    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size)[:, pairs] - discount * kappa) * factor
+    n, slacks = len(pairs), 2 * n_states + 1
+    flow = radius_V * programs.flow_matrix(cmdp)[:, pairs] * factor[None]
+    identity = sp.eye_array(n_states)
+    no_slack = np.zeros(slacks)
+    shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
+    solution = programs.minimise(
+        np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
+        equal=(
+            sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))]),
+            radius_V * programs.inflow(cmdp),
+        ),
+        at_most=(
+            [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None], shortfall],
+            [[bound], [programs.sparsity(cmdp)], np.zeros(n_utilities)],
+        ),
+        upper=np.append(np.ones(n), np.full(slacks, np.inf)),
+    )
+    q = np.zeros(weight.size)
+    q[pairs] = scale * np.clip(programs.solved(solution, "saddle value")[:n], 0, 1)
+    excess = max(1.0, q.sum() / bound, (q / caps).sum() / programs.sparsity(cmdp))
+    return (q / excess / discount).reshape(cmdp.r.shape)
+
+
+def _table(cmdp: CMDP, name: str, values: ArrayLike) -> Array:
+    return check.numbers_array(name, values, shape=(cmdp.n_states, cmdp.n_actions), at_least=0)
+
+
+def _weight(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
+    """Return the diagonal of W as an (S, A) array."""
+    data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
+    estimate = _table(cmdp, "mu_hat", mu_hat)
+    if not estimate.all():
+        s, a = np.argwhere(estimate == 0)[0]
+        raise ValueError(f"mu_hat[{s}, {a}] = 0.0 must be > 0")
+    return data / estimate
+
+
+def _radii(cmdp: CMDP, slater: float) -> tuple[float, float]:
+    slater = check.real("slater", slater, above=0, at_most=1)
+    return theory.radius_V(cmdp.gamma, slater), theory.radius_lam(slater)

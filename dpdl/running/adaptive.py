@@ -1,0 +1,448 @@
+"""Adaptive-DPDL (algorithm 2): learn without knowing the concentrability C*.
+
+Level K = 1, 2, ... runs DPDL with psi_K, which doubles from level to level, and puts the outcome to VERIFY. The method
+stops when VERIFY held at K and at K - 1 and J-hat grew by at most 500 eps (equation def-exit-cond): then a larger psi
+cannot earn much more. Every level works at eps = eps'/15 and delta_K = 6 delta/(pi K)^2, where eps' and delta are the
+caller's, and each of its three phases (mu_hat, descent, VERIFY) reads transitions that nothing has read before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl import theory
+from dpdl.checking.verification import Verification, verify
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import Reference, estimate_reference
+from dpdl.learning.run import estimated_mixing_time
+from dpdl.premises import Premise
+from dpdl.result import MESSAGES, Level, Point, Result, Status
+from dpdl.running.learn import Callback, learn
+from dpdl.settings import ESTIMATE, Resolved, Settings
+from dpdl.theory import Problem
+
+#: A number of transitions: the theorem's (None), the same at every level, or a function of the level's problem.
+Budget = int | Callable[[Problem], int] | None
+
+BUDGETS = ("n_reference", "n_descent", "n_verification")
+
+#: Statuses that end the method in the middle of a level.
+_BROKEN_OFF = (Status.INTERRUPTED, Status.STOPPED, Status.TIME_LIMIT, Status.NUMERICAL_ERROR)
+
+
+def learn_adaptive(
+    dataset: Dataset,
+    settings: Settings | None = None,
+    *,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    rng: np.random.Generator | int | None = None,
+    reuse: bool = False,
+    n_reference: Budget = None,
+    n_descent: Budget = None,
+    n_verification: Budget = None,
+    per_level: Callable[[Problem], Mapping[str, Any]] | None = None,
+    max_levels: int = 40,
+    growth: float = 2.0,
+    eps_divisor: float = theory.ADAPTIVE_EPS_DIVISOR,
+    exit_margin: float = theory.EXIT_MARGIN,
+    warm_start: bool = False,
+    known: Collection[str] = (),
+    check_slater: bool | None = None,
+    callback: Callback | None = None,
+    callback_every: int | None = None,
+    progress: bool | None = None,
+    time_limit: float | None = None,
+    chunk: int | None = None,
+    **keywords: Any,
+) -> Result:
+    """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY is content (algorithm 2).
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
+    settings : Settings, optional
+        Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
+    rho0, initial_states, rng, check_slater, callback, callback_every, progress, time_limit, chunk
+        As for `learn`; intermediate results carry the levels that are complete, and the time limit is that of all
+        levels together.
+    reuse : bool, optional
+        Read the whole log in every phase of every level instead, in the order that the settings say. No theorem covers
+        this, but logs are short.
+    n_reference, n_verification : int or function, optional
+        Transitions for mu_hat and for VERIFY at a level: a number, or a function of the level's `theory.Problem`. None:
+        what the propositions ask for. Not with `reuse`.
+    n_descent : int or function, optional
+        Transitions for the descent at a level. None: as many as steps, each used once, in the log's order. Fewer than
+        steps are used over and over, in the order that the settings say. Not with `reuse`.
+    per_level : function, optional
+        From a level's `theory.Problem` to settings that vary with psi, T for instance; they override the others.
+    max_levels : int, optional
+        Give up after so many levels.
+    growth, eps_divisor, exit_margin : float, optional
+        The 2, 15 and 500 of the paper.
+    warm_start : bool, optional
+        Begin each level at the averages of the one before, made feasible, instead of at the paper's start.
+    known : collection of str, optional
+        Which of "slater", "mixing_time" the caller vouches for.
+
+    Returns
+    -------
+    Result
+        That of the last level, with all levels in `history`. If the method did not stop by its own rule, the status
+        says why (OUT_OF_DATA, OUT_OF_LEVELS, INTERRUPTED, ...) and the result is that of the last level which VERIFY
+        held for, or of the last level if it held for none.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> common = {"gamma": 0.5, "slater": 1, "eps": 0.15, "rho0": [1.0], "rng": 0}
+    >>> result = learn_adaptive(log, **common, reuse=True, T=100_000, eps_divisor=1)
+    >>> result.status.name, [(level.psi, level.verdict) for level in result.history]
+    ('COMPLETED', [(1.0, False), (2.0, True), (4.0, True)])
+    >>> learn_adaptive(log, **common).message.split(",")[0]
+    'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
+    """
+    plan = _Plan(
+        dataset=dataset,
+        base=Settings.of(settings, keywords if settings is not None else {"psi": 1.0} | keywords),
+        reuse=reuse,
+        n_reference=n_reference,
+        n_descent=n_descent,
+        n_verification=n_verification,
+        per_level=per_level,
+        max_levels=max_levels,
+        growth=growth,
+        eps_divisor=eps_divisor,
+        exit_margin=exit_margin,
+        warm_start=warm_start,
+        known=known,
+    )
+    check.initial_distribution(rho0, initial_states, dataset.n_states)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
+    levels: list[Level] = []
+
+    def report(result: Result) -> object:
+        return callback(replace(result, history=tuple(levels))) if callback is not None else None
+
+    first = {"rho0": rho0, "initial_states": initial_states}
+    options: dict[str, Any] = {
+        "check_slater": check_slater,
+        "callback": None if callback is None else report,
+        "callback_every": callback_every,
+        "progress": progress,
+        "chunk": chunk,
+        "rng": check.generator(rng),
+    }
+    seconds = math.inf if time_limit is None else check.real("time_limit", time_limit, at_least=0)
+    plan.fix_mixing_time()
+    try:
+        status, message = _climb(plan, levels, first, options, time.monotonic() + seconds)
+    except KeyboardInterrupt:  # between the phases; inside them it is the level that is broken off
+        if not levels:
+            raise
+        status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+    return plan.outcome(levels, status, message) if levels else plan.nothing(message, first, options)
+
+
+def _climb(
+    plan: _Plan, levels: list[Level], first: dict[str, Any], options: dict[str, Any], deadline: float
+) -> tuple[Status, str]:
+    """Append level after level until one of them is the last; say why it is."""
+    position = 0
+    for number in range(1, plan.max_levels + 1):
+        phases = plan.phases(number, position)
+        if phases is None:
+            return Status.OUT_OF_DATA, plan.shortage(number, position)
+        previous = levels[-1] if levels else None
+        if math.isfinite(deadline):
+            options["time_limit"] = max(0.0, deadline - time.monotonic())
+        level, status, message = _run_level(plan, phases, previous, first, options)
+        position += phases.n_fresh
+        levels.append(level)
+        if status in _BROKEN_OFF:
+            return status, message
+        if previous is not None and previous.verdict and level.verdict:
+            gain, most = level.reward - previous.reward, plan.exit_margin * phases.eps
+            if gain <= most:
+                return Status.COMPLETED, (
+                    f"stopped at level {number}, psi = {level.psi:g}: VERIFY held twice in a row and J-hat grew by "
+                    f"{gain:.3g}, at most {most:.3g}"
+                )
+    return Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """What one level reads and with which settings."""
+
+    settings: Settings
+    eps: float
+    n_fresh: int
+    log: Dataset
+    n_reference: int | None
+    check: Dataset
+
+
+@dataclass(kw_only=True)
+class _Plan:
+    """The arguments, checked, and what follows from them for each level."""
+
+    dataset: Dataset
+    base: Settings
+    reuse: bool
+    n_reference: Budget
+    n_descent: Budget
+    n_verification: Budget
+    per_level: Callable[[Problem], Mapping[str, Any]] | None
+    max_levels: int
+    growth: float
+    eps_divisor: float
+    exit_margin: float
+    warm_start: bool
+    known: Collection[str]
+    mixing_time_estimated: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dataset, Dataset):
+            raise TypeError(f"dataset must be a Dataset, got {type(self.dataset).__name__}")
+        for name in ("reuse", "warm_start"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.base.eps is None:
+            raise TypeError("missing setting 'eps': the accuracy that VERIFY tests for")
+        for name in BUDGETS:
+            budget = getattr(self, name)
+            if budget is not None and self.reuse:
+                raise TypeError(f"{name} says how much fresh data to read, which reuse=True does not")
+            if budget is not None and not callable(budget):
+                check.whole(name, budget, at_least=1)
+        if self.per_level is not None and not callable(self.per_level):
+            raise TypeError(f"per_level must be a function, got {type(self.per_level).__name__}")
+        self.max_levels = check.whole("max_levels", self.max_levels, at_least=1, at_most=1000)
+        self.growth = check.real("growth", self.growth, above=1)
+        self.eps_divisor = check.real("eps_divisor", self.eps_divisor, above=0)
+        self.exit_margin = check.real("exit_margin", self.exit_margin, at_least=0)
+        if not isinstance(self.known, (tuple, list, set, frozenset)):
+            raise TypeError(f"known must be a collection of names, got {self.known!r}")
+        for name in self.known:
+            check.choice("known", name, ("slater", "mixing_time"))
+        try:  # psi grows and delta shrinks: what the last level may have, all may
+            self.stated(self.max_levels)
+        except ValueError as error:
+            raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
+
+    def fix_mixing_time(self) -> None:
+        """Estimate the mixing time once, from the whole log, if that is asked for."""
+        if self.base.mixing_time == ESTIMATE:
+            self.base = replace(self.base, mixing_time=estimated_mixing_time(self.dataset, self.base.delta))
+            self.mixing_time_estimated = True
+            self.known = set(self.known) - {"mixing_time"}
+
+    def stated(self, number: int) -> Settings:
+        """Settings of a level as the paper has them: psi_K, eps, delta_K; T may be None."""
+        base = self.base
+        assert base.eps is not None
+        try:
+            psi = base.psi * self.growth ** (number - 1)
+        except OverflowError:
+            psi = math.inf
+        delta = theory.adaptive_delta(base.delta, number)
+        return replace(base, psi=psi, eps=base.eps / self.eps_divisor, delta=delta)
+
+    def settings(self, number: int) -> Settings:
+        """Settings of a level; T may still be None."""
+        level = self.stated(number)
+        if self.per_level is None:
+            return level
+        changes = self.per_level(self.problem(level))
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"per_level must return a mapping of settings, got {type(changes).__name__}")
+        level = Settings.of(level, dict(changes))
+        for name, unfit in (("eps", None), ("mixing_time", ESTIMATE)):
+            if getattr(level, name) == unfit:
+                raise ValueError(f"per_level must return a number as {name}, got {unfit!r}")
+        return level
+
+    def problem(self, settings: Settings) -> Problem:
+        return settings.problem(self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities)
+
+    def needs(self, settings: Settings) -> tuple[int, int, int, int]:
+        """Transitions for mu_hat, the descent and VERIFY, and steps; possibly astronomical."""
+        problem, eps, delta, mixing_time = self.problem(settings), settings.eps, settings.delta, settings.mixing_time
+        assert eps is not None
+        assert not isinstance(mixing_time, str)
+        if mixing_time is None:
+            steps = settings.T or theory.descent_steps(problem, eps, delta, settings.c_o)
+            reference = theory.reference_samples(problem, eps, delta)
+        else:
+            steps = settings.T or theory.async_descent_steps(problem, eps, delta, mixing_time, settings.c_o)
+            reference = theory.async_reference_samples(problem, eps, delta, mixing_time, settings.c_e)
+        defaults = (reference, steps, theory.verification_samples(problem, eps, delta))
+        chosen = []
+        for name, default in zip(BUDGETS, defaults, strict=True):
+            budget = getattr(self, name)
+            value = budget(problem) if callable(budget) else budget
+            chosen.append(default if value is None else check.whole(name, value, at_least=1))
+        return chosen[0], chosen[1], chosen[2], steps
+
+    def phases(self, number: int, position: int) -> _Phases | None:
+        """What the level reads, beginning at `position`; None if there is not so much."""
+        settings = self.settings(number)
+        assert settings.eps is not None
+        if self.reuse:
+            return _Phases(settings, settings.eps, 0, self.dataset, None, self.dataset)
+        n_reference, n_descent, n_verification, steps = self.needs(settings)
+        n_run = n_reference + n_descent
+        if position + n_run + n_verification > len(self.dataset):
+            return None
+        if n_descent >= steps:  # each transition once: the log's own order is as good as any
+            settings = replace(settings, order="trajectory")
+        run = self.dataset[position : position + n_run]
+        fresh = self.dataset[position + n_run : position + n_run + n_verification]
+        return _Phases(settings, settings.eps or 0.0, n_run + n_verification, run, n_reference, fresh)
+
+    def shortage(self, number: int, position: int) -> str:
+        settings = self.settings(number)
+        *needs, _ = self.needs(settings)
+        return (
+            f"level {number} (psi = {settings.psi:g}) asks for {sum(needs):.2g} fresh transitions, "
+            f"{needs[0]:.2g} for mu_hat, {needs[1]:.2g} for the descent and {needs[2]:.2g} for VERIFY, and "
+            f"{len(self.dataset) - position:,} are left; with reuse=True the log is read over and over"
+        )
+
+    def nothing(self, message: str, first: dict[str, Any], options: dict[str, Any]) -> Result:
+        """The result of no step at all: the policy is that of the data."""
+        settings = self.settings(1)
+        steps = min(self.needs(settings)[3], 2**63 - 1)
+        result = learn(self.dataset, replace(settings, T=steps), **first, **options, step_limit=0)
+        return replace(result, status=Status.OUT_OF_DATA, message=f"{message}; nothing was learned", premises=())
+
+    def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
+        """The level to return, with the history and what may be claimed."""
+        verified = [level for level in levels if level.verdict]
+        chosen = levels[-1] if status is Status.COMPLETED or not verified else verified[-1]
+        premises = self._premises(levels, chosen)
+        holds = status is Status.COMPLETED and all(premise.holds for premise in premises)
+        return replace(
+            chosen.result,
+            status=status,
+            message=message,
+            premises=premises,
+            guarantee=self._guarantee(chosen.psi) if holds else None,
+            history=tuple(levels),
+        )
+
+    def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
+        """Those of the levels' theorem, but for psi >= C*, which this method is there to do without; and VERIFY's."""
+        found: dict[str, Premise] = {}
+        for level in levels:  # a premise that failed at any level has failed
+            for premise in level.result.premises:
+                if not premise.holds or found.get(premise.name, premise).holds:
+                    found[premise.name] = premise
+        found.pop("psi >= C*", None)
+        # A level looks for slater within its own psi of the data, where a small psi leaves little to find.
+        found.update({premise.name: premise for premise in chosen.result.premises if premise.name == "slater valid"})
+        eps, limit = self.base.eps or math.nan, theory.largest_eps(self.problem(self.base))
+        shared = [("eps in range", eps <= limit * (1 + 1e-9), f"eps = {eps:.6g}, at most {limit:.6g}")]
+        if self.mixing_time_estimated:
+            shared.append(("mixing time", False, f"t_mix <= {self.base.mixing_time:.6g}, estimated from the same data"))
+        enough = all(level.enough for level in levels)
+        fresh = "share no transition" if not self.reuse else "read the whole log"
+        independent, stated = self.dataset.kind == "independent", self._as_stated(levels)
+        shared += [
+            ("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
+            ("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
+            ("independent levels", independent, "propositions verify and adp are about independent transitions"),
+            ("adaptive constants", stated, "those of the method, psi of the first level, psi, eps and delta of all"),
+        ]
+        found.update({name: Premise(name, holds, detail) for name, holds, detail in shared})
+        return tuple(found.values())
+
+    def _as_stated(self, levels: list[Level]) -> bool:
+        """Whether all constants are the paper's; psi <= 4 C* takes a first psi of at most 2 C*, and C* is >= 1."""
+        constants = (self.growth, self.eps_divisor, self.exit_margin)
+        if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or self.base.psi > 2:
+            return False
+        levels_stated = ((level.result.settings, self.stated(k)) for k, level in enumerate(levels, 1))
+        names = ("gamma", "slater", "psi", "eps", "delta")
+        return all(getattr(used, name) == getattr(stated, name) for used, stated in levels_stated for name in names)
+
+    def _guarantee(self, psi: float) -> str:
+        base = self.base
+        return (
+            f"Proposition adp with c_o = {base.c_o:g}: if the transitions are as the premises say, then with "
+            f"probability at least {1 - base.delta:g}, psi = {psi:g} <= 4 C*, every J^u_i(policy) >= 0 and "
+            "J(pi*) - J(policy) is O(C*/psi) eps, with a constant that the paper does not give."
+        )
+
+
+def _run_level(
+    plan: _Plan, phases: _Phases, previous: Level | None, first: dict[str, Any], options: dict[str, Any]
+) -> tuple[Level, Status, str]:
+    """Descent and VERIFY of one level."""
+    start: dict[str, Any] = {"n_reference": phases.n_reference}
+    log = phases.log
+    if plan.warm_start and previous is not None:
+        resolved = phases.settings.resolve(log.n_states, log.n_actions, log.n_utilities)
+        n = phases.n_reference
+        reference = estimate_reference(log if n is None else log[:n], resolved.floor)
+        log = log if n is None else log[n:]
+        start = {"reference": reference, "start": _warm(previous.result, reference, resolved)}
+    run = learn(log, phases.settings, known=plan.known, **start, **first, **options)
+    found = None
+    status, message = run.status, run.message
+    if status not in _BROKEN_OFF:
+        try:
+            found = verify(run, phases.check, **first, eps=phases.eps, delta=phases.settings.delta)
+        except KeyboardInterrupt:
+            status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+    return _level(phases, run, found), status, message
+
+
+def _level(phases: _Phases, run: Result, found: Verification | None) -> Level:
+    n_reference = phases.n_reference or len(phases.log)
+    return Level(
+        psi=run.settings.psi,
+        delta=run.settings.delta,
+        verdict=None if found is None else found.verdict,
+        reward=math.nan if found is None else found.reward,
+        flow_margin=math.nan if found is None else found.flow_margin,
+        utility_margin=math.nan if found is None else found.utility_margin,
+        n_steps=run.n_steps,
+        n_reference=n_reference,
+        n_descent=len(phases.log) - (phases.n_reference or 0),
+        n_verification=0 if found is None else found.n_samples,
+        enough=found is not None and found.enough,
+        result=run,
+    )
+
+
+def _warm(result: Result, reference: Reference, settings: Resolved) -> Point:
+    """The averages of a result, moved into the feasible sets of other settings and another mu_hat.
+
+    x is cut at its caps, evened out over the pairs that are now unseen, and scaled into the two sums; V is cut at its
+    radius and lam scaled into its own.
+    """
+    mu_hat, gamma, tiny = reference.mu_hat, settings.gamma, np.finfo(float).tiny
+    sizes = reference.n_states, reference.n_actions, len(result.lam_mean)
+    x: NDArray[np.float64] = np.maximum(np.minimum(result.x_mean, settings.psi / (1 - gamma) * mu_hat), tiny)
+    unseen = np.ones(x.size, dtype=bool)
+    unseen[reference.pairs] = False
+    if unseen.any():
+        x.reshape(-1)[unseen] = x.reshape(-1)[unseen].mean()
+    weight_bound = theory.weight_bound(*sizes, gamma, settings.psi)
+    x *= min(1.0, theory.sum_bound(gamma) / x.sum(), weight_bound / (x / mu_hat).sum())
+    lam = np.maximum(result.lam_mean, tiny)
+    lam *= settings.radius_lam / max(settings.radius_lam, lam.sum())
+    return Point.of(x, np.clip(result.V_mean, -settings.radius_V, settings.radius_V), lam)

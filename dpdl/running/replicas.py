@@ -1,0 +1,261 @@
+"""`replicate`: independent runs from spawned seeds, averaged; and `sweep`, runs over a grid of settings.
+
+Either takes any `concurrent.futures.Executor`. By default the runs share this process, one thread to a core: the
+compiled core holds no GIL. To other processes, or a Dask cluster, the log travels by its path and is mapped there, not
+copied. A run has the same bits wherever it takes place and however many others there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+from dpdl.result import Result
+from dpdl.running import averages
+from dpdl.running.averages import Spread
+from dpdl.running.many import Many
+from dpdl.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """Outcome of `replicate`.
+
+    Attributes
+    ----------
+    result : Result
+        The average of the replicas, each weighted by the steps that it took; its policy is that of the averaged x, its
+        `n_steps` the total, its `last` the average of the last iterates. A premise holds if it held in every replica.
+        No guarantee is claimed: the theorem speaks of one run, and all that n of them have for certain is its
+        conclusion at failure probability n delta.
+    results : tuple of Result
+        The replicas, each what `learn` would have returned.
+    numbers : tuple of int
+        Which replica each of them is: 0, 1, ..., n - 1 unless some were interrupted before they began.
+    spread : Spread
+        How far they are apart.
+    """
+
+    result: Result
+    results: tuple[Result, ...] = field(repr=False)
+    numbers: tuple[int, ...] = field(repr=False)
+    spread: Spread
+
+    def __str__(self) -> str:
+        result, spread = self.result, self.spread
+        return (
+            f"{len(self.results)} replicas, {result.n_steps:,} steps in all, {result.status.name}\n"
+            f"distance of a replica from the average: occupancy {spread.occupancy_distance:.3g}, "
+            f"policy {spread.policy_distance:.3g} (total variation)"
+        )
+
+
+def replicate(
+    dataset: Dataset,
+    settings: Settings | None = None,
+    *,
+    n: int,
+    rng: np.random.Generator | int | None = None,
+    executor: cf.Executor | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    **keywords: Any,
+) -> Replicas:
+    """Run `learn` n times with independent randomness, and average.
+
+    The gap that the method drives to zero is convex in x, so that of the average is at most the average of the gaps;
+    and what differs between replicas shows how much of a result is the luck of its draws.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The log. An executor that is no thread pool needs one with a path (`Dataset.save`, `Dataset.open`), which its
+        workers must be able to open as well.
+    settings : Settings, optional
+        As for `learn`.
+    n : int
+        Number of replicas.
+    rng : numpy.random.Generator, int or None
+        Root of all randomness; replica k has the k-th child that is spawned from it, whatever n is, and draws with
+        NumPy's default bit generator. Of a Generator, a child that is spawned from it is the root.
+    executor : concurrent.futures.Executor, optional
+        Where the replicas run: a pool of threads or processes, or ``client.get_executor()`` of a Dask client. Default:
+        as many threads as there are cores. It is left open. Workers of a process pool that are idle die of Ctrl-C at
+        a terminal, and their pool with them, unless it was made with
+        ``initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)``.
+    checkpoint : path, optional
+        A folder with one checkpoint for each replica. It must be empty or absent, unless `resume` is set.
+    resume : bool, optional
+        Go on with every replica whose checkpoint is there, and begin the others. The outcome is bit for bit that of
+        runs which were never interrupted. `rng` may be left out then; n may have changed.
+    progress : bool, optional
+        As for `learn`; one bar for all.
+    **keywords
+        Settings, and whatever else `learn` takes. Limits hold for each replica, the time from when it begins. A
+        `callback` is called from several threads at once, and ends its own replica only.
+
+    Returns
+    -------
+    Replicas
+        Also when interrupted with Ctrl-C: then for the steps taken. Pressed again a second later, it waits no longer
+        for replicas that have not come back yet.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> replicas = replicate(log, n=4, gamma=0.5, psi=2, slater=1, T=50_000, rho0=[1.0], rng=0)
+    >>> replicas.result.success, replicas.result.n_steps, replicas.result.policy.round(1).tolist()
+    (True, 200000, [[0.5, 0.5]])
+    >>> bool(replicas.spread.policy_distance < 0.05)
+    True
+    """
+    n = check.whole("n", n, at_least=1)
+    many = Many("replica", dataset, executor, checkpoint, resume, progress, keywords)
+    chosen = Settings.of(settings, many.settings)
+    many.check([chosen] * n)
+    seeds = many.plan(rng)
+    results = many.run(many.jobs([chosen] * n, [seeds.child(k) for k in range(n)]))
+    try:
+        return _replicas(results, n)
+    except KeyboardInterrupt:  # pressed a little late: the work is not lost
+        return _replicas(results, n)
+
+
+def _replicas(results: dict[int, Result], n: int) -> Replicas:
+    numbers = tuple(sorted(results))
+    found = tuple(results[k] for k in numbers)
+    mean = averages.average(found, n)
+    return Replicas(result=mean, results=found, numbers=numbers, spread=averages.spread(found, mean))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Sequence[tuple[dict[str, Any], Result]]):
+    """Outcome of `sweep`: a sequence of (point, result); printed, it is a table.
+
+    Attributes
+    ----------
+    points : tuple of dict
+        What was set at each point.
+    results : tuple of Result
+        What `learn` returned there.
+    success : bool
+        Whether every point of the grid took all its steps. Points that were interrupted before they began are absent.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    results: tuple[Result, ...] = field(repr=False)
+    success: bool
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, k: Any) -> Any:
+        return list(zip(self.points, self.results, strict=True))[k]
+
+    def __str__(self) -> str:
+        names = list(self.points[0])
+        rows = [[*names, "status", "steps", "mass", "largest lam"]]
+        for point, result in self:
+            # 1 for an occupancy; far from it, the flow equation is far from being met.
+            x, reference = result.coordinates, result.reference
+            n_unseen = reference.n_states * reference.n_actions - len(x.pairs)
+            mass = (1 - result.settings.gamma) * float(x.values.sum() + n_unseen * x.elsewhere)
+            cells = (result.status.name, f"{result.n_steps:,}", f"{mass:.3f}", f"{result.lam_mean.max(initial=0):.3g}")
+            rows.append([*(_cell(point[name]) for name in names), *cells])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    value = np.asarray(value).item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
+
+
+def sweep(
+    dataset: Dataset,
+    settings: Settings | None = None,
+    *,
+    over: Mapping[str, Sequence[Any]],
+    rng: np.random.Generator | int | None = None,
+    executor: cf.Executor | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    **keywords: Any,
+) -> Sweep:
+    """Run `learn` at every point of a grid.
+
+    Parameters
+    ----------
+    over : mapping of names to sequences
+        Settings, "psi" or "kappa" for instance, and the values to give them; "rng" for seeds. All combinations are
+        run, the last name varying fastest.
+    rng : numpy.random.Generator, int or None
+        The same draws at every point, so that differences between points are not those of luck: an int is the seed of
+        each run, of a generator they share one child.
+    dataset, settings, executor, checkpoint, resume, progress, **keywords
+        As for `replicate`.
+
+    Returns
+    -------
+    Sweep
+        Also when interrupted with Ctrl-C: then for the steps taken.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> options = {"gamma": 0.5, "psi": 2, "slater": 1, "T": 50_000, "rho0": [1.0]}
+    >>> for point, result in sweep(log, over={"kappa": [0.0, 1.0]}, rng=0, **options):
+    ...     print(point, result.policy.round(1).tolist())
+    {'kappa': 0.0} [[0.5, 0.5]]
+    {'kappa': 1.0} [[0.2, 0.8]]
+    """
+    many = Many("point", dataset, executor, checkpoint, resume, progress, keywords)
+    points = _grid(over, keywords, rng)
+    named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
+    chosen = [Settings.of(settings, many.settings | values) for values in named]
+    many.check(chosen)
+    written = [{name: _plain(value) for name, value in point.items()} for point in points]
+    seed = many.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
+    results = many.run(many.jobs(chosen, [point.get("rng", seed) for point in points]))
+    numbers = sorted(results)
+    return Sweep(
+        points=tuple(points[k] for k in numbers),
+        results=tuple(results[k] for k in numbers),
+        success=len(results) == len(points) and all(result.success for result in results.values()),
+    )
+
+
+def _grid(over: Mapping[str, Sequence[Any]], keywords: dict[str, Any], rng: Any) -> list[dict[str, Any]]:
+    """All combinations, checked."""
+    if not isinstance(over, Mapping):
+        raise TypeError(f"over must be a mapping of names to values, got {type(over).__name__}")
+    known = [*(one.name for one in dataclasses.fields(Settings)), "rng"]
+    for name, values in over.items():
+        if name not in known:
+            raise ValueError(f"over[{name!r}] is no setting; settings are {', '.join(sorted(known))}")
+        if name in keywords or (name == "rng" and rng is not None):
+            raise TypeError(f"{name} is given and swept over as well")
+        if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)) or np.ndim(values) == 0:
+            raise TypeError(f"over[{name!r}] must be a sequence of values, got {type(values).__name__}")
+        if len(values) == 0:
+            raise ValueError(f"over[{name!r}] is empty")
+    if not over:
+        raise ValueError("over is empty")
+    seeds = {"rng": [check.whole("over['rng']", seed) for seed in over["rng"]]} if "rng" in over else {}
+    return [dict(zip(over, values, strict=True)) for values in itertools.product(*(dict(over) | seeds).values())]
