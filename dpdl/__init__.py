@@ -17,8 +17,9 @@ from dpdl.models.cmdp import CMDP
 from dpdl.premises import Premise
 from dpdl.result import Level, Point, Result, Status
 from dpdl.running.adaptive import learn_adaptive
-from dpdl.running.learn import learn, resume
+from dpdl.running.learn import learn
 from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
+from dpdl.running.resume import resume
 from dpdl.settings import Settings
 
 __version__ = "0.1.0"

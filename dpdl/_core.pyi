@@ -5,13 +5,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._bins import Bins
-from ._packed import Packed
+from dpdl.learning.bins import Bins
+from dpdl.learning.layout import Layout
 
 Array = NDArray[np.float64]
 
 CODES: dict[int, str]
+COUNTERS: tuple[str, ...]
 BLOCK_SIZE: int
+N_MOMENTS: int
+MAX_ITERATIONS: int
+THRESHOLD: float
+HEAD_DTYPE: np.dtype[np.void]
 
 class XUpdate(NamedTuple):
     log_x: Array
@@ -49,7 +54,7 @@ class Interrupts:
     def came(self) -> bool: ...
 
 class Core:
-    problem: Packed
+    layout: Layout
     sampler: Sampler
     V_rows: NDArray[Any]
     def run(self, n: int, seconds: float = ...) -> int: ...
@@ -77,7 +82,7 @@ class Core:
 class EagerCore(Core):
     log_x: Array
     def __init__(
-        self, problem: Packed, sampler: Sampler, log_x: Array, V: Array, log_lam: Array, refresh: int = ...
+        self, layout: Layout, sampler: Sampler, log_x: Array, V: Array, log_lam: Array, refresh: int = ...
     ) -> None: ...
 
 class LazyCore(Core):
@@ -85,13 +90,12 @@ class LazyCore(Core):
     members: NDArray[Any]
     def __init__(
         self,
-        problem: Packed,
-        bins: Bins,
+        layout: Layout,
         sampler: Sampler,
         log_x: Array,
         V: Array,
         log_lam: Array,
-        refresh: int,
+        refresh: int | None = ...,
         threshold: float = ...,
         reach: float = ...,
     ) -> None: ...
@@ -114,7 +118,7 @@ def rollout(
 def x_update(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> XUpdate: ...
 def find_root(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> Root: ...
 def lam_update(
-    log_lam: Array, u: Array, shift: float, weight: float, rate: float, radius: float
+    log_lam: Array, u: Array, margin: float, weight: float, rate: float, radius: float
 ) -> tuple[Array, Array]: ...
 def V_update(
     V: Array, initial: int, s: int, s_next: int, weight: float, gamma: float, rate: float, radius: float

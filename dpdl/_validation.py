@@ -8,10 +8,15 @@ clipped, wrapped or guessed.
 from __future__ import annotations
 
 import numbers
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+#: Arrays of doubles, in every signature.
+Array = NDArray[np.float64]
 
 #: How far a distribution's sum may be from one: a thousand roundings of a sum of ones.
 SUM_TOLERANCE = 1e-9
@@ -94,6 +99,46 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
+
+
+def choices(name: str, values: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Check a collection of words, each of them one of a few; returned in order, without repetitions.
+
+    Examples
+    --------
+    >>> choices("known", ["slater", "psi", "psi"], ("psi", "slater"))
+    ('psi', 'slater')
+    """
+    if not isinstance(values, (tuple, list, set, frozenset)):
+        raise TypeError(f"{name} must be a collection of names, got {values!r}")
+    return tuple(sorted({choice(name, value, allowed) for value in values}))
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """Check that a value is of a class.
+
+    Examples
+    --------
+    >>> instance("dataset", [1, 2], dict)
+    Traceback (most recent call last):
+        ...
+    TypeError: dataset must be a dict, got list
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+
+
+def path(name: str, value: Any) -> Path:
+    """Check a path, with links followed, so that what they point to is replaced and not the link."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {type(value).__name__}")
+    return Path(os.path.realpath(value))
+
+
+def same_discount(of_costs: float | None, gamma: float) -> None:
+    """Check that costs which were converted with a discount are used with the same one."""
+    if of_costs is not None and of_costs != gamma:
+        raise ValueError(f"gamma = {gamma} differs from {of_costs}, with which the costs were converted")
 
 
 def flag(name: str, value: Any) -> bool:

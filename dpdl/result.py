@@ -76,8 +76,8 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """A vector over all S x A pairs, kept for the pairs that were seen; all others have one common value."""
+class SparseTable:
+    """A table over all S x A pairs, kept for the pairs that were seen; all others have one common value."""
 
     pairs: NDArray[np.int64]
     values: Array
@@ -175,8 +175,8 @@ class Result:
     n_steps: int
     settings: Resolved
     reference: Reference
-    coordinates: Coordinates = field(repr=False)
-    last_coordinates: Coordinates = field(repr=False)
+    x_table: SparseTable = field(repr=False)
+    last_log_x_table: SparseTable = field(repr=False)
     V_mean: Array = field(repr=False)
     lam_mean: Array = field(repr=False)
     V: Array = field(repr=False)
@@ -195,7 +195,7 @@ class Result:
     @cached_property
     def x_mean(self) -> Array:
         """The average of x over all pairs."""
-        return self.coordinates.dense(self.reference.n_states, self.reference.n_actions)
+        return self.x_table.dense(self.reference.n_states, self.reference.n_actions)
 
     @cached_property
     def policy(self) -> Array:
@@ -205,5 +205,5 @@ class Result:
     @property
     def last(self) -> Point:
         """The iterate after the last step."""
-        log_x = self.last_coordinates.dense(self.reference.n_states, self.reference.n_actions)
+        log_x = self.last_log_x_table.dense(self.reference.n_states, self.reference.n_actions)
         return Point(log_x, self.V, self.log_lam)

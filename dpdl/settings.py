@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from dpdl import _validation as check
 from dpdl import theory
@@ -17,6 +17,30 @@ from dpdl.data.reference import SMALLEST_FLOOR
 ORDERS = ("replacement", "shuffle", "trajectory")
 #: Value of `mixing_time` that asks for an estimate.
 ESTIMATE = "estimate"
+
+
+class SettingKeywords(TypedDict, total=False):
+    """Keywords of `Settings`, for every function that takes settings."""
+
+    gamma: float
+    psi: float
+    slater: float
+    T: int | None
+    eps: float | None
+    delta: float
+    kappa: float | None
+    floor: float | None
+    order: str
+    eta: float | None
+    alpha_V: float | None
+    alpha_lam: float | None
+    alpha_x: float | None
+    radius_V: float | None
+    radius_lam: float | None
+    mixing_time: float | str | None
+    c_o: float
+    c_e: float
+    refresh: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +146,7 @@ class Settings:
         # No utility exceeds 1/(1-gamma) in discounted sum.
         if self.kappa is not None:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))
-        elif self.eps is not None and 5 * self.slater * self.eps > 1 / (1 - self.gamma):
+        elif self.eps is not None and theory.conservatism(self.problem(1, 1, 0), self.eps) > 1 / (1 - self.gamma):
             raise ValueError(
                 f"eps = {self.eps:g} makes kappa = 5 slater eps exceed 1/(1-gamma); give kappa or less eps"
             )

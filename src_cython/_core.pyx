@@ -42,14 +42,65 @@ cdef enum:
     AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes that the caches hold anyway
 
+# What the checks of a stored state need to know.
 BLOCK_SIZE = BLOCK
+N_MOMENTS = _lazy.N_MOMENTS
+MAX_ITERATIONS = _kkt.MAX_ITERATIONS
+THRESHOLD = 0.25        # of tau: a bin beyond it is rebased
 
-VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
-MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
 
-COLUMN_DTYPE = np.dtype([("keep", "f8"), ("state", "i4"), ("other", "i4")])
-MEMBER_DTYPE = np.dtype([("log_z", "f8"), ("z", "f8"), ("acc", "f8"), ("mark", "f8"), ("c", "f8"), ("log_cap", "f8"),
-                         ("d", "f8"), ("state", "i4"), ("bin", "i4")])
+def layout_of(size, **fields):
+    """A structured dtype with the offsets that the C compiler chose: name=(offset, format)."""
+    offsets, formats = zip(*fields.values(), strict=True)
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+# Structs that Python fills in; a `Sum` is two doubles, of which the second one ends in _low.
+cdef _duals.Value value
+cdef _duals.Multiplier multiplier
+cdef _random.Column column
+cdef _lazy.Member member
+cdef _model.Head head
+VALUE_DTYPE = layout_of(
+    sizeof(_duals.Value),
+    v=(<char *> &value.v - <char *> &value, "f8"),
+    sum=(<char *> &value.sum.high - <char *> &value, "f8"),
+    low=(<char *> &value.sum.low - <char *> &value, "f8"),
+    since=(<char *> &value.since - <char *> &value, "i8"),
+)
+MULTIPLIER_DTYPE = layout_of(
+    sizeof(_duals.Multiplier),
+    log=(<char *> &multiplier.log - <char *> &multiplier, "f8"),
+    lam=(<char *> &multiplier.lam - <char *> &multiplier, "f8"),
+    sum=(<char *> &multiplier.sum.high - <char *> &multiplier, "f8"),
+    low=(<char *> &multiplier.sum.low - <char *> &multiplier, "f8"),
+)
+COLUMN_DTYPE = layout_of(
+    sizeof(_random.Column),
+    keep=(<char *> &column.keep - <char *> &column, "f8"),
+    state=(<char *> &column.state - <char *> &column, "i4"),
+    other=(<char *> &column.other - <char *> &column, "i4"),
+)
+MEMBER_DTYPE = layout_of(
+    sizeof(_lazy.Member),
+    log_z=(<char *> &member.log_z - <char *> &member, "f8"),
+    z=(<char *> &member.z - <char *> &member, "f8"),
+    acc=(<char *> &member.acc - <char *> &member, "f8"),
+    mark=(<char *> &member.mark - <char *> &member, "f8"),
+    c=(<char *> &member.c - <char *> &member, "f8"),
+    log_cap=(<char *> &member.log_cap - <char *> &member, "f8"),
+    d=(<char *> &member.d - <char *> &member, "f8"),
+    state=(<char *> &member.state - <char *> &member, "i4"),
+    bin=(<char *> &member.bin - <char *> &member, "i4"),
+)
+HEAD_DTYPE = layout_of(
+    sizeof(_model.Head),
+    pair=(<char *> &head.pair - <char *> &head, "i4"),
+    s_next=(<char *> &head.s_next - <char *> &head, "i4"),
+    r=(<char *> &head.r - <char *> &head, "f8"),
+)
+if sizeof(_sums.Sum) != 16 or sizeof(_model.Counters) != 8 * len(COUNTERS) or sizeof(_lazy.Member) != 64:
+    raise ImportError("this compiler lays out structs in a way that dpdl does not know")
 
 
 cdef void *address(object array) except? NULL:
@@ -64,12 +115,12 @@ def aligned(n, dtype):
     return raw[skip:skip + size].view(dtype)
 
 
-def effective_log_caps(problem):
+def effective_log_caps(layout):
     """Caps of all coordinates, without those that a sum implies."""
-    caps = np.empty(len(problem.c))
+    caps = np.empty(len(layout.log_cap))
     cdef double[::1] effective = caps
-    cdef const double[::1] c = problem.c, log_cap = problem.log_cap
-    cdef double B1 = problem.B1, B2 = problem.B2
+    cdef const double[::1] c = layout.coordinates.c, log_cap = layout.log_cap
+    cdef double B1 = layout.constants.B1, B2 = layout.constants.B2
     cdef int64_t k
     for k in range(len(caps)):
         effective[k] = _kkt.effective_log_cap(log_cap[k], c[k], B1, B2)
@@ -135,8 +186,8 @@ cdef class Core:
 
     Parameters
     ----------
-    problem : dpdl._packed.Packed
-        Packed log and constants; never written to.
+    layout : dpdl.learning.layout.Layout
+        Packed log, coordinates and constants; never written to.
     sampler : Sampler
     V, log_lam : float64 arrays
         Starting point.
@@ -146,38 +197,42 @@ cdef class Core:
     cdef _duals.Value *V
     cdef _duals.Multiplier *lam
     cdef _model.Counters *counters
-    cdef readonly object problem, V_rows, lam_rows, counts
+    cdef readonly object layout, V_rows, lam_rows, counts
+    cdef object record_bytes
     cdef readonly Sampler sampler
-    # Draws made ahead of the steps that will use them; those from `used` on wait for the next call of `run`.
-    cdef int64_t records[BLOCK]
+    # Record numbers and initial states drawn ahead of the steps that will use them; those from `used` on wait for the
+    # next call of `run`.
+    cdef int64_t drawn[BLOCK]
     cdef int32_t initial[BLOCK]
-    cdef int64_t used, drawn
+    cdef int64_t used, n_drawn
 
-    def __init__(self, problem, Sampler sampler, V, log_lam):
-        self.problem = problem
+    def __init__(self, layout, Sampler sampler, V, log_lam):
+        constants, records = layout.constants, layout.records
+        self.layout = layout
+        self.record_bytes = records
         self.sampler = sampler
-        self.model.records = <const char *> address(problem.records)
-        self.model.stride = problem.records.strides[0]
+        self.model.records = <const char *> address(records)
+        self.model.stride = records.strides[0]
         self.model.n_utilities = len(log_lam)
-        self.model.gamma = problem.gamma
-        self.model.V_here = problem.V_here
-        self.model.V_next = problem.V_next
-        self.model.shift = problem.shift
-        self.model.rate_V = problem.rate_V
-        self.model.rate_lam = problem.rate_lam
-        self.model.rate_x = problem.rate_x
-        self.model.radius_V = problem.radius_V
-        self.model.radius_lam = problem.radius_lam
-        self.model.B1 = problem.B1
-        self.model.B2 = problem.B2
-        self.model.c_min = problem.c.min()
+        self.model.gamma = constants.gamma
+        self.model.V_here = constants.V_here
+        self.model.V_next = constants.V_next
+        self.model.margin = constants.margin
+        self.model.rate_V = constants.rate_V
+        self.model.rate_lam = constants.rate_lam
+        self.model.rate_x = constants.rate_x
+        self.model.radius_V = constants.radius_V
+        self.model.radius_lam = constants.radius_lam
+        self.model.B1 = constants.B1
+        self.model.B2 = constants.B2
+        self.model.c_min = layout.coordinates.c.min()
         self.V_rows = aligned(len(V), VALUE_DTYPE)
         self.V_rows["v"] = V
         self.lam_rows = aligned(len(log_lam), MULTIPLIER_DTYPE)
         self.lam_rows["log"] = log_lam
         self.lam_rows["lam"] = np.exp(log_lam)
         self.counts = aligned(len(COUNTERS), np.int64)
-        self.used = self.drawn = 0
+        self.used = self.n_drawn = 0
         self.V = <_duals.Value *> address(self.V_rows)
         self.lam = <_duals.Multiplier *> address(self.lam_rows)
         self.counters = <_model.Counters *> address(self.counts)
@@ -196,13 +251,13 @@ cdef class Core:
         patience.work = 0
         with self.sampler.bit_generator.lock, nogil:
             while n > 0 and code == _kkt.OK:
-                if self.used == self.drawn:
-                    self.drawn = BLOCK if n > BLOCK else n
+                if self.used == self.n_drawn:
+                    self.n_drawn = BLOCK if n > BLOCK else n
                     self.used = 0
-                    _random.fill(&self.sampler.draws, self.records, self.initial, self.drawn)
-                block = min(self.drawn - self.used, n)
+                    _random.fill(&self.sampler.draws, self.drawn, self.initial, self.n_drawn)
+                block = min(self.n_drawn - self.used, n)
                 done = self.counters.steps
-                code = self.advance(self.records + self.used, self.initial + self.used, block, &patience)
+                code = self.advance(self.drawn + self.used, self.initial + self.used, block, &patience)
                 done = self.counters.steps - done
                 self.used += done
                 n -= done
@@ -222,29 +277,29 @@ cdef class Core:
 
     def state(self):
         """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
-        waiting = slice(self.used, self.drawn)
+        waiting = slice(self.used, self.n_drawn)
         return {
             "V": np.stack([self.V_rows[name] for name in ("v", "sum", "low")]),
             "V_since": self.V_rows["since"].copy(),
             "lam": np.stack([self.lam_rows[name] for name in ("log", "lam", "sum", "low")]),
             "counters": self.counts.copy(),
-            "records_ahead": np.asarray(<int64_t[:BLOCK]> self.records)[waiting].copy(),
+            "records_ahead": np.asarray(<int64_t[:BLOCK]> self.drawn)[waiting].copy(),
             "initial_ahead": np.asarray(<int32_t[:BLOCK]> self.initial)[waiting].copy(),
             "position": np.array([self.sampler.draws.position], dtype=np.int64),
             "permutation": self.sampler.permutation.copy(),
         }
 
     def restore(self, state):
-        """Put back what `state` gave, on a core that was made of the same problem; sizes must be right."""
+        """Put back what `state` gave, on a core of the same layout; sizes must be right."""
         for name, values in zip(("v", "sum", "low"), state["V"], strict=True):
             self.V_rows[name] = values
         self.V_rows["since"] = state["V_since"]
         for name, values in zip(("log", "lam", "sum", "low"), state["lam"], strict=True):
             self.lam_rows[name] = values
         self.counts[:] = state["counters"]
-        self.used, self.drawn = 0, len(state["records_ahead"])
-        np.asarray(<int64_t[:BLOCK]> self.records)[:self.drawn] = state["records_ahead"]
-        np.asarray(<int32_t[:BLOCK]> self.initial)[:self.drawn] = state["initial_ahead"]
+        self.used, self.n_drawn = 0, len(state["records_ahead"])
+        np.asarray(<int64_t[:BLOCK]> self.drawn)[:self.n_drawn] = state["records_ahead"]
+        np.asarray(<int32_t[:BLOCK]> self.initial)[:self.n_drawn] = state["initial_ahead"]
         self.sampler.draws.position = state["position"][0]
         self.sampler.permutation[:] = state["permutation"]
 
@@ -283,8 +338,8 @@ cdef class EagerCore(Core):
     Parameters
     ----------
     log_x : float64 array
-        Logarithm of the starting point, one entry a coordinate of `problem`.
-    refresh : int
+        Logarithm of the starting point, one entry a coordinate.
+    refresh : int, optional
         Steps between full recomputations of the kept sums. Between two of them each sum gathers one rounding of each
         changed term: an error of at most refresh * 2^-53 of its bound, 1e-11 at the default.
     """
@@ -293,16 +348,16 @@ cdef class EagerCore(Core):
     cdef readonly object log_x, x_values, sums, since
     cdef object log_cap
 
-    def __init__(self, problem, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16):
-        super().__init__(problem, sampler, V, log_lam)
+    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16):
+        super().__init__(layout, sampler, V, log_lam)
         self.log_x = np.array(log_x, dtype=np.float64)
         self.x_values = np.exp(self.log_x)
         self.sums = np.zeros((len(log_x), 2))
         self.since = np.zeros(len(log_x), dtype=np.int64)
         self.eager.n = len(log_x)
-        self.eager.state = <const int32_t *> address(problem.state)
-        self.eager.c = <const double *> address(problem.c)
-        self.log_cap = effective_log_caps(problem)
+        self.eager.state = <const int32_t *> address(layout.coordinates.state)
+        self.eager.c = <const double *> address(layout.coordinates.c)
+        self.log_cap = effective_log_caps(layout)
         self.eager.log_cap = <const double *> address(self.log_cap)
         self.eager.log_x = <double *> address(self.log_x)
         self.eager.x = <double *> address(self.x_values)
@@ -345,12 +400,10 @@ cdef class LazyCore(Core):
 
     Parameters
     ----------
-    bins : dpdl._bins.Bins
-        The pairs of `problem` sorted by c.
     log_x : float64 array
-        Logarithm of the starting point, one entry a coordinate of `problem`.
-    refresh : int
-        Steps between full recomputations.
+        Logarithm of the starting point, one entry a coordinate.
+    refresh : int, optional
+        Steps between full recomputations; by default what the layout says.
     threshold : float
         A bin is rebased when its tau passes this; 0 rebases every bin at every shift.
     reach : float
@@ -362,18 +415,19 @@ cdef class LazyCore(Core):
     cdef object frame, moments, settled
     cdef bint far       # the data does not fit the caches
 
-    def __init__(self, problem, bins, Sampler sampler, log_x, V, log_lam, int64_t refresh, double threshold=0.25,
+    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=THRESHOLD,
                  double reach=0.375):
+        coordinates = layout.coordinates
+        self.bins = bins = coordinates.bins
         cdef int64_t n = len(log_x), n_bins = len(bins.centre)
-        super().__init__(problem, sampler, V, log_lam)
-        self.bins = bins
+        super().__init__(layout, sampler, V, log_lam)
         self.members = aligned(n, MEMBER_DTYPE)     # one cache line a member
         self.members["log_z"] = log_x
         self.members["z"] = np.exp(log_x)
-        self.members["c"] = problem.c
-        self.members["log_cap"] = effective_log_caps(problem)
+        self.members["c"] = coordinates.c
+        self.members["log_cap"] = effective_log_caps(layout)
         self.members["d"] = bins.d
-        self.members["state"] = problem.state
+        self.members["state"] = coordinates.state
         self.members["bin"] = bins.bin
         self.frame = aligned(4 * n_bins, np.float64).reshape(4, n_bins)     # shift, tau, factor, trial
         self.frame[2] = 1.0
@@ -394,11 +448,11 @@ cdef class LazyCore(Core):
         self.lazy.trial = <double *> address(self.frame[3])
         self.lazy.moment = <double *> address(self.moments[0])
         self.lazy.past = <double *> address(self.moments[1])
-        self.far = self.members.nbytes + self.V_rows.nbytes + problem.records.nbytes > CACHED
+        self.far = self.members.nbytes + self.V_rows.nbytes + self.record_bytes.nbytes > CACHED
         self.lazy.since = 0
         self.lazy.threshold = threshold
         self.lazy.reach = reach
-        self.lazy.refresh = refresh
+        self.lazy.refresh = layout.refresh if refresh is None else refresh
         self.lazy.counters = self.counters
         with nogil:
             _lazy.refresh(&self.lazy, 0)
@@ -431,7 +485,7 @@ cdef class LazyCore(Core):
         }
 
     def restore(self, state):
-        """Put back what `state` gave, on a core that was made of the same problem; sizes must be right."""
+        """Put back what `state` gave, on a core of the same layout; sizes must be right."""
         super().restore(state)
         for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
             self.members[name] = values

@@ -117,12 +117,12 @@ cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) n
     cdef int64_t now = e.counters.steps + 1        # the old iterate counts in every average up to this step
     cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
     cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, e.V[s_next].v, e.lam, m.V_here,
-                                         m.V_next, m.shift)
+                                         m.V_next, m.margin)
     cdef int code = update_x(e, m, j, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(e.V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(e.lam, m.n_utilities, u, m.shift, weight, m.rate_lam, m.radius_lam)
+    update_lam(e.lam, m.n_utilities, u, m.margin, weight, m.rate_lam, m.radius_lam)
     e.counters.steps = now
     if now % e.refresh == 0:
         recompute_sums(e)

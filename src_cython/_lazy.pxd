@@ -13,7 +13,7 @@ over the steps since the bin was last rebased. Only the sampled pair's z changes
 Five operations keep this true, each O(1) or O(bins):
 
     touch     one pair's z changes                      -> its bin's moments, its accumulator
-    shift     all pairs but one move                    -> every bin's shift and tau
+    move      all pairs but one move                    -> every bin's shift and tau
     sums      sum c^p x at a further shift beta         <- moments (this is what the root finder asks for)
     rebase    fold a bin's factor into its members' z   O(members), when tau_b passes `threshold`
     refresh   rebase all bins, recompute kept sums      O(pairs), every `refresh` steps
@@ -244,7 +244,7 @@ cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
     return OK
 
 
-cdef inline void settle(Lazy *f, int64_t now) noexcept nogil:
+cdef inline void settle_bins(Lazy *f, int64_t now) noexcept nogil:
     """Bring q up to the steps before `now`. Invariant: quiet = now - since = 0 afterwards."""
     cdef int64_t b
     cdef int k
@@ -318,7 +318,7 @@ cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
 cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept nogil:
     """Shift all pairs by exp(-alpha - c beta), and rebase the bins that went past the threshold."""
     cdef int64_t b
-    settle(f, now)
+    settle_bins(f, now)
     for b in range(f.n_bins):
         f.shift[b] += alpha + f.centre[b] * beta
         f.factor[b] = exp(-f.shift[b])
@@ -403,12 +403,12 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     cdef double x_old = j.z * frac
     cdef double weight = j.c * x_old                # w = x(s,a) / mu_hat(s,a)
     cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, V[s_next].v, lam, m.V_here, m.V_next,
-                                      m.shift)
+                                      m.margin)
     cdef int code = update_x(f, m, j, x_old, frac, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(lam, m.n_utilities, u, m.shift, weight, m.rate_lam, m.radius_lam)
+    update_lam(lam, m.n_utilities, u, m.margin, weight, m.rate_lam, m.radius_lam)
     f.counters.steps = now
     if now == f.next_refresh:
         refresh(f, now)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-# One logged transition, as packed by dpdl.dataset: 16 + 8 I bytes in one place, not one column here and one there.
+# One logged transition, as packed by dpdl.data.records: 16 + 8 I bytes in one place, not one column here and one there.
 #     int32 pair    coordinate of (s, a) among the pairs that the run keeps
 #     int32 s_next
 #     double r
@@ -19,7 +19,7 @@ ctypedef struct Model:
     double gamma
     double V_here               # coefficient of V(s) in g_x: -1
     double V_next               # coefficient of V(s') in g_x: gamma
-    double shift                # (1 - gamma) kappa: u^kappa = u - shift
+    double margin               # (1 - gamma) kappa: u^kappa = u - margin
     double rate_V               # eta / alpha_V
     double rate_lam             # eta / alpha_lam
     double rate_x               # eta / alpha_x

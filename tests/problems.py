@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpdl import _core, theory
+from dpdl import _core
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import estimate_reference
-from dpdl.learning.bins import Bins
-from dpdl.learning.layout import Packed
-from dpdl.result import Coordinates
+from dpdl.learning.layout import Inputs, Layout
+from dpdl.result import Point
 from dpdl.settings import Settings
 
 CORES = ("eager", "lazy")
@@ -38,42 +36,29 @@ def resolved(log, **keywords):
     return Settings(**keywords).resolve(log.n_states, log.n_actions, log.n_utilities)
 
 
-def paper_start(log, mu_hat, settings):
-    """The paper's starting point (x, V, lam), dense."""
-    n_utilities = log.n_utilities
-    share = theory.sparsity(log.n_states, log.n_actions, n_utilities) / (log.n_states * log.n_actions)
-    x = share * mu_hat / (1 - settings.gamma)
-    lam = np.full(n_utilities, 1 / (settings.slater * max(n_utilities, 1)))
-    return x, np.zeros(log.n_states), lam
-
-
 class Run:
     """A compiled core on a log, built without `learn`, that speaks of all S x A pairs."""
 
     def __init__(self, kind, log, settings, *, seed, start=None, reference=None, initial=None, bounds=None, **options):
-        self.reference = estimate_reference(log, settings.floor) if reference is None else reference
-        self.packed = Packed.build(log, self.reference, settings)
+        states = np.arange(log.n_states) if initial is None else np.asarray(initial)
+        rho0 = np.bincount(states, minlength=log.n_states) / len(states)
+        point = None if start is None else Point.of(*start)
+        inputs = Inputs.of(log, rho0=rho0, reference=reference, start=point)
+        self.layout = Layout.of(log, settings, inputs)
         if bounds is not None:
-            self.packed = replace(self.packed, B1=bounds[0], B2=bounds[1])
+            self.layout = replace(self.layout, constants=replace(self.layout.constants, B1=bounds[0], B2=bounds[1]))
+        self.reference = self.layout.reference
         self.shape = (log.n_states, log.n_actions)
         self.settings = settings
-        self.start = paper_start(log, self.reference.mu_hat, settings) if start is None else start
-        states = np.arange(log.n_states) if initial is None else np.asarray(initial)
-        even = np.full(len(states), 1 / len(states))
-        self.sampler = _core.Sampler(np.random.PCG64(seed), len(log), settings.order, states, even)
-        x, V, lam = self.start
-        log_x = self.packed.gather_logs(np.log(x))
-        refresh = settings.refresh or max(2**16, 4 * len(log_x))
-        if kind == "eager":
-            self.core = _core.EagerCore(self.packed, self.sampler, log_x, V, np.log(lam), refresh)
-        else:
-            bins = Bins.of(self.packed.c)
-            self.core = _core.LazyCore(self.packed, bins, self.sampler, log_x, V, np.log(lam), refresh, **options)
+        self.sampler = self.layout.sampler(np.random.Generator(np.random.PCG64(seed)))
+        log_x, V, log_lam = self.layout.start()
+        self.start = (self.dense(np.exp(log_x)), V, np.exp(log_lam))
+        core = {"eager": _core.EagerCore, "lazy": _core.LazyCore}[kind]
+        self.core = core(self.layout, self.sampler, log_x, V, log_lam, self.layout.refresh, **options)
 
     def dense(self, x):
         """Coordinates written out; unseen pairs share theirs equally."""
-        n, n_unseen = len(self.packed.pairs), self.packed.n_unseen
-        return Coordinates(self.packed.pairs, x[:n], x[n] / n_unseen if n_unseen else 0.0).dense(*self.shape)
+        return self.layout.coordinates.table(x).dense(*self.shape)
 
     @property
     def point(self):
@@ -86,13 +71,13 @@ class Run:
         return self.dense(x), V, lam
 
 
-def excess(packed, settings, log_x, V, lam):
+def excess(layout, settings, log_x, V, lam):
     """By how much a point, given by coordinates, leaves X, the box of V and the simplex of lam; relative."""
-    x = np.exp(log_x)
+    x, constants = np.exp(log_x), layout.constants
     return {
-        "sum x": x.sum() / packed.B1 - 1,
-        "sum x/mu_hat": packed.c @ x / packed.B2 - 1,
-        "caps": np.expm1((log_x - packed.log_cap).max()),
+        "sum x": x.sum() / constants.B1 - 1,
+        "sum x/mu_hat": layout.coordinates.c @ x / constants.B2 - 1,
+        "caps": np.expm1((log_x - layout.log_cap).max()),
         "V": abs(V).max() / settings.radius_V - 1,
         "sum lam": lam.sum() / settings.radius_lam - 1,
     }

@@ -14,7 +14,7 @@ def assert_inside(run, relative):
     assert np.isfinite(run.core.log_x).all()
     assert np.isfinite(V).all()
     assert (lam >= 0).all()
-    over = excess(run.packed, run.settings, run.core.log_x, V, lam)
+    over = excess(run.layout, run.settings, run.core.log_x, V, lam)
     assert max(over.values()) <= relative, over
 
 
@@ -22,7 +22,7 @@ def assert_sums_kept(run, relative):
     total, weighted = run.core.kept_sums
     x = run.core.x
     assert abs(total - x.sum()) <= relative * x.sum()
-    assert abs(weighted - run.packed.c @ x) <= relative * (run.packed.c @ x)
+    assert abs(weighted - run.layout.coordinates.c @ x) <= relative * (run.layout.coordinates.c @ x)
 
 
 def test_ten_million_steps_stay_inside_and_keep_their_sums():
@@ -40,7 +40,7 @@ def test_ten_million_steps_stay_inside_and_keep_their_sums():
     assert min(counts["capped"], counts["rebases"], counts["refreshes"]) > 100
     x, V, lam = run.core.means
     # The sets are convex, so the averages lie in them as well.
-    assert max(excess(run.packed, settings, np.log(x), V, lam).values()) <= 1e-9
+    assert max(excess(run.layout, settings, np.log(x), V, lam).values()) <= 1e-9
 
 
 @pytest.mark.parametrize("kind", CORES)

@@ -146,8 +146,8 @@ def test_the_logarithm_of_x_is_right_below_the_smallest_double(kind):
     for record, state in zip(records, initial, strict=True):
         follower.step(record, state)
     assert run.core.run(5000) == 0
-    unseen = np.setdiff1d(np.arange(18), run.packed.pairs)
-    expected = np.append(follower.log_x[run.packed.pairs], follower.log_x[unseen[0]] + np.log(len(unseen)))
+    unseen = np.setdiff1d(np.arange(18), run.layout.coordinates.pairs)
+    expected = np.append(follower.log_x[run.layout.coordinates.pairs], follower.log_x[unseen[0]] + np.log(len(unseen)))
     assert expected[-1] < -745
     assert run.core.x[-1] == 0
     # The logarithm is a sum of some thousand shifts, each rounded at the size that it has reached by then.

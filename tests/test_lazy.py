@@ -85,7 +85,7 @@ def test_each_step_agrees_where_trajectories_separate(psi, gamma, alpha_x):
     lazy, draws = Run("lazy", log, settings, seed=1), Run("eager", log, settings, seed=1).sampler
     for _ in range(5000):
         V = lazy.core.point[1]
-        eager = _core.EagerCore(lazy.packed, draws, lazy.core.log_x, V, lazy.core.log_lam)
+        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, V, lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
         for found, expected in zip(lazy.core.point[1:], eager.point[1:], strict=True):
@@ -102,7 +102,7 @@ def test_a_jump_beyond_the_reach_of_the_series_is_solved_by_summation():
     for _ in range(20_000):
         before = lazy.core.diagnostics["jumps"]
         x_sum = x_sum + lazy.core.x
-        eager = _core.EagerCore(lazy.packed, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
+        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         if lazy.core.diagnostics["jumps"] > before:
             jumps += 1
@@ -196,10 +196,10 @@ def test_a_billion_steps_keep_their_invariants_and_their_averages():
         # The stated bound of drift: refresh * 2^-53.
         bound = (refresh or 2**16) * 2.0**-53
         assert abs(total / x.sum() - 1) < bound
-        assert abs(weighted / (run.packed.c @ x) - 1) < bound
-        assert x.sum() <= run.packed.B1 * (1 + 1e-9)
-        assert run.packed.c @ x <= run.packed.B2 * (1 + 1e-9)
-        assert (run.core.log_x <= run.packed.log_cap + 1e-9).all()
+        assert abs(weighted / (run.layout.coordinates.c @ x) - 1) < bound
+        assert x.sum() <= run.layout.constants.B1 * (1 + 1e-9)
+        assert run.layout.coordinates.c @ x <= run.layout.constants.B2 * (1 + 1e-9)
+        assert (run.core.log_x <= run.layout.log_cap + 1e-9).all()
         assert abs(run.core.point[1]).max() <= settings.radius_V
         assert run.core.point[2].sum() <= settings.radius_lam * (1 + 1e-9)
     difference = relative(runs[None].means, runs[10**4].means)

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl.learning.layout import Packed
 from dpdl.running import adaptive
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.

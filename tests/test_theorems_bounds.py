@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from dpdl import theory
 from dpdl.data.reference import Reference
-from dpdl.learning.layout import Packed
 
 # Behind the tests' own folder: both have a module `problems`, which no experiment imports.
 sys.path.append(str(Path(__file__).parents[1] / "bench"))

@@ -53,7 +53,7 @@ def run_of(order, n_utilities, psi):
 def test_core_makes_the_iterates_of_the_twin(kind, order, n_utilities, psi):
     twin, runs = run_of(order, n_utilities, psi)
     run = runs[kind]
-    assert run.packed.n_unseen >= 6
+    assert run.layout.coordinates.n_unseen >= 6
     assert_close(run.point, twin.point, 1e-12)
     assert_close(run.means, twin.means, 1e-12)
     assert [run.core.diagnostics[f"case_{k}"] for k in (1, 2, 3, 4)] == twin.cases
@@ -64,7 +64,7 @@ def test_unseen_pairs_share_their_coordinate_equally(kind):
     twin, runs = run_of("replacement", 1, 1)
     run = runs[kind]
     unseen = np.ones(run.shape, dtype=bool)
-    unseen.ravel()[run.packed.pairs] = False
+    unseen.ravel()[run.layout.coordinates.pairs] = False
     for mine, theirs, total in (
         (run.point[0], twin.point[0], run.core.point[0][-1]),
         (run.means[0], twin.means[0], run.core.means[0][-1]),
@@ -83,9 +83,9 @@ def tight_run(case):
     log = random_log(5, 3, 300, 1, seed=6, used_actions=2)
     settings = resolved(log, gamma=0.5, psi=8, slater=0.5, T=N_STEPS, floor=1e-3, alpha_x=4.0, alpha_V=2.0)
     any_run = Run("eager", log, settings, seed=0)
-    x = np.exp(any_run.packed.gather_logs(np.log(any_run.start[0])))
+    x = np.exp(any_run.layout.coordinates.gather_logs(np.log(any_run.start[0])))
     # Bounds that the start meets with equality: the first step up meets one (case 2) or both of them (case 4).
-    bounds = (x.sum(), any_run.packed.c @ x * (100 if case == 2 else 1))
+    bounds = (x.sum(), any_run.layout.coordinates.c @ x * (100 if case == 2 else 1))
     return side_by_side(log, settings, seed=11, n_steps=2000, bounds=bounds)
 
 
@@ -116,7 +116,7 @@ def test_every_pair_seen_and_no_utility(kind):
     )
     settings = resolved(log, gamma=0.7, psi=1.2, slater=0.5, T=2000, floor=1e-4)
     twin, runs = side_by_side(log, settings, seed=1, n_steps=2000)
-    assert runs[kind].packed.n_unseen == 0
+    assert runs[kind].layout.coordinates.n_unseen == 0
     assert_close(runs[kind].point, twin.point, 1e-12)
     assert_close(runs[kind].means, twin.means, 1e-12)
 

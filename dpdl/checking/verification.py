@@ -115,7 +115,7 @@ def verify(
     problem = settings.problem(*sizes)
     rho0 = check.initial_distribution(rho0, initial_states, dataset.n_states)
 
-    weight = result.coordinates.at(dataset.table) / reference.at(dataset.table)
+    weight = result.x_table.at(dataset.table) / reference.at(dataset.table)
     reward, utilities, flow = _means(dataset, weight, settings.gamma)
     utilities = utilities - (1 - settings.gamma) * settings.kappa * (dataset.table_counts @ weight / len(dataset))
     residual = flow - rho0

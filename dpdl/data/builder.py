@@ -25,7 +25,7 @@ from dpdl.data import records as layout
 from dpdl.data import storage
 from dpdl.data.header import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes, npy_header, parse_units
 from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
-from dpdl.files.folder import explained, replacing
+from dpdl.files.atomic import explained, replacing
 
 _POSITIONS = np.dtype("<i8")
 

@@ -28,8 +28,7 @@ from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
 from dpdl.data.header import parse_units
 from dpdl.data.parquet_reader import KEY, Description, Reader, pyarrow
-from dpdl.files.folder import explained, refuse, sync
-from dpdl.files.spare import lock, spare_file, sweep
+from dpdl.files.atomic import explained, lock, refuse, remove_leftovers, sync, temporary_file
 
 
 def from_parquet(
@@ -108,8 +107,8 @@ def to_parquet(dataset: Dataset, path: str | os.PathLike[str], *, overwrite: boo
     types = (pa.int32(), pa.int32(), pa.int32(), pa.int64())[: len(whole)] + (pa.float64(),) * (1 + dataset.n_utilities)
     description = Description(dataset.n_states, dataset.n_actions, dataset.starts is not None, asdict(dataset.units))
     schema = pa.schema(list(zip(names, types, strict=True)), metadata={KEY: json.dumps(asdict(description))})
-    sweep(target)
-    with explained(target), spare_file(target) as temporary:
+    remove_leftovers(target)
+    with explained(target), temporary_file(target) as temporary:
         with open(temporary, "xb") as file:
             lock(file.fileno())
             # Numbers are written plainly: a dictionary might take -0.0 for 0.0.

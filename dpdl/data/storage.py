@@ -50,7 +50,7 @@ from dpdl.data.header import (
     parse_json,
 )
 from dpdl.data.records import Units, begins, chunks
-from dpdl.files.folder import explained, replacing, sync
+from dpdl.files.atomic import explained, replacing, sync
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
 

@@ -1,197 +1,268 @@
-"""Checkpoints: one file that holds everything a run needs to go on, bit for bit.
+"""What a checkpoint says about a run, and how a run is put together again from it.
 
-Version 1 of the format, all numbers little-endian:
+The header has these names:
 
-    8 bytes     b"DPDLCKPT"
-    4 bytes     version of the format (uint32), now 1
-    8 bytes     length of the header (uint64)
-    header      one JSON object (ASCII): what `_checkpointing` says, and "arrays": a list of [name, dtype, shape]
-    arrays      their bytes, one after the other, in that order
-    32 bytes    SHA-256 of all that comes before
+    arithmetic      version of the arithmetic of a run; no other goes on with it
+    fingerprint     of the data set
+    settings        in full: the fields of `Resolved`
+    inputs          what else the caller gave: n_reference, known, whether the start is the default one, and whether the
+                    mixing time was estimated
+    reference       sizes, floor and number of samples of mu_hat
+    generator       state of the bit generator, as NumPy has it; an array in it as {"dtype": ..., "values": [...]}
 
-It is written to a temporary file beside it, flushed to the disk, and renamed; the checkpoint that was there before is
-kept beside it with ``.previous`` appended. At every moment the path holds a whole checkpoint, the old or the new one.
-A process that is killed leaves its temporary file behind, which the next one removes. Nothing is ever unpickled, and no
-array is allocated before the file is known to hold it.
+The arrays, for a run over n coordinates in b bins, S states, I utilities and N records:
+
+    pairs (n or n - 1), reference_pairs, reference_counts       the coordinates, and the counts of mu_hat
+    initial (S)                                                 distribution of the initial state
+    x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
+    frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
+    sums (4), steps (2)                                         kept sums; steps of the last shift and the next refresh
+    V (3, S), V_since (S), lam (4, I)                           the duals and their sums
+    counters (10)                                               the diagnostics
+    records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
+    position (1), permutation (N or 0)                          place in the log, and the order of the epoch
+
+Everything else follows from the data set. What is read is checked before the core, which checks nothing, gets to see
+it: a file whose checksum is right may still have been made by anybody.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
+import dataclasses
 import math
-import os
-import shutil
-import stat
-import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl.data.header import parse_json
-from dpdl.files.folder import explained, refuse, sync
-from dpdl.files.spare import lock, spare_file
+from dpdl import _core
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+from dpdl.data.reference import Reference
+from dpdl.files.atomic import remove_leftovers
+from dpdl.lasting import checkpoint_file
+from dpdl.learning.layout import Inputs, Layout
+from dpdl.learning.run import Run
+from dpdl.settings import ESTIMATE, Resolved, Settings
 
-MAGIC, VERSION = b"DPDLCKPT", 1
-_PREFIX = struct.Struct("<8sIQ")
-_DIGEST = 32
-_DTYPES = ("<f8", "<i8", "<i4")
-_MAX_DIMENSIONS = 3
-PREVIOUS = ".previous"
-
-
-def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *, new: bool = False) -> None:
-    """Put a checkpoint at `path`, whole or not at all; an OSError leaves the one that is there as it was.
-
-    With `new` it replaces nothing, and is a FileExistsError if there is something, however lately that came.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(Path(folder, "run"), {"n": 1}, {"x": np.arange(3.0)})
-    ...     header, arrays = read(Path(folder, "run"))
-    >>> header["n"], arrays["x"].tolist()
-    (1, [0.0, 1.0, 2.0])
-    """
-    plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
-    described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]
-    text = json.dumps(header | {"arrays": described}).encode("ascii")
-    parts: list[Any] = [
-        _PREFIX.pack(MAGIC, VERSION, len(text)),
-        text,
-        *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
-    ]
-    digest = hashlib.sha256()
-    trouble = explained(path, "the checkpoint could not be written")
-    with trouble, spare_file(path) as temporary, open(temporary, "xb") as file:
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(
-                path.with_name(path.name + PREVIOUS)
-            )  # a name that is too long shows now, not after the first hour
-        lock(file.fileno())
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
-        file.flush()
-        os.fsync(file.fileno())
-        if sys.platform == "win32":
-            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it has its name
-        if new:
-            _move_to_free(temporary, path)
-        else:
-            _keep_previous(path)
-            os.replace(temporary, path)
-        with contextlib.suppress(OSError):  # makes the renaming last through a power cut, where the platform can
-            sync(path.parent)
+#: Changes whenever a run with the same seed would have other bits, or its state other contents.
+ARITHMETIC = 2
+#: Bit generators that a checkpoint can hold.
+GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
+_INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated"}
+_SIZES = ("n_samples", "n_states", "n_actions")
+_AHEAD = ("records_ahead", "initial_ahead")
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Give back header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
-        raise damaged(path, "it is not a regular file")
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size  # of what was opened: the path may have got a new file by now
-        prefix = file.read(_PREFIX.size)
-        if len(prefix) < _PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
-            raise damaged(path, "it is not a dpdl checkpoint")
-        _, version, length = _PREFIX.unpack(prefix)
-        if version != VERSION:
-            raise damaged(path, f"its format has version {version}, this dpdl reads version {VERSION}")
-        if length > size - _PREFIX.size - _DIGEST:
-            raise damaged(path, f"its header of {length} bytes does not fit into its {size} bytes")
-        # The sum is checked before a word of the header is believed.
-        if _digest(file, size - _DIGEST) != file.read(_DIGEST):
-            raise damaged(path, "its checksum is wrong")
-        file.seek(_PREFIX.size)
-        try:
-            header = parse_json(file.read(length))
-            described = _described(header, size - _PREFIX.size - length - _DIGEST)
-        except (ValueError, RecursionError) as error:
-            raise damaged(path, str(error)) from None
-        arrays = {}
-        for name, dtype, shape in described:
-            raw = file.read(math.prod(shape) * dtype.itemsize)
-            if len(raw) < math.prod(shape) * dtype.itemsize:
-                raise damaged(path, "it became shorter while it was read")
-            arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
-    return header, arrays
+def check_generator(generator: np.random.Generator) -> None:
+    """Refuse a generator whose state could not be put back."""
+    kind = type(generator.bit_generator)
+    if kind.__name__ not in GENERATORS or kind is not getattr(np.random, kind.__name__):
+        raise TypeError(f"a checkpoint needs a generator over one of {', '.join(GENERATORS)}, got {kind.__name__}")
 
 
-def _described(header: Any, n_bytes: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Take the description of the arrays, which together have `n_bytes`, out of the header."""
-    if not isinstance(header, dict) or not isinstance(header.get("arrays"), list):
-        raise ValueError("its header has no list of arrays")
-    found, left = {}, n_bytes
-    for item in header.pop("arrays"):
-        if not isinstance(item, list) or [type(part) for part in item] != [str, str, list]:
-            raise ValueError(f"an array is described as {item!r:.200}")
-        name, dtype, shape = item
-        sound = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and 0 <= n <= n_bytes for n in shape)
-        if name in found or dtype not in _DTYPES or not sound:
-            raise ValueError(f"array {name!r:.200} has dtype {dtype!r:.200} and shape {shape!r:.200}")
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size > left:
-            raise ValueError(f"array {name!r} of {size} bytes does not fit into the {left} that are left")
-        left -= size
-        found[name] = name, np.dtype(dtype), tuple(shape)
-    if left:
-        raise ValueError(f"{left} bytes belong to no array")
-    return list(found.values())
+def save(path: Path, run: Run, *, new: bool = False) -> None:
+    """Write a checkpoint of a run as it stands; with `new`, where there is none yet."""
+    if new:
+        remove_leftovers(path)
+    layout, reference, inputs = run.layout, run.layout.reference, run.layout.inputs
+    header = {
+        "arithmetic": ARITHMETIC,
+        "fingerprint": layout.dataset.fingerprint,
+        "settings": dataclasses.asdict(layout.settings),
+        "inputs": {
+            "n_reference": inputs.n_reference,
+            "known": list(inputs.known),
+            "default_start": layout.default_start,
+            "mixing_time_estimated": layout.mixing_time_estimated,
+        },
+        "reference": {"floor": float(reference.floor)} | {name: int(getattr(reference, name)) for name in _SIZES},
+        "generator": generator_to_json(run.core.sampler.bit_generator),
+    }
+    arrays = run.core.state() | {
+        "initial": inputs.initial,
+        "pairs": layout.coordinates.pairs,
+        "reference_pairs": reference.pairs,
+        "reference_counts": reference.counts,
+    }
+    checkpoint_file.write(path, header, arrays, new=new)
 
 
-def refuse_existing(path: Path) -> None:
-    """Raise a FileExistsError if a new run would replace something."""
-    if path.is_dir():
-        refuse(path, "it is a folder, and a checkpoint is a file")
-    if os.path.lexists(path):
-        refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
-
-
-def _keep_previous(path: Path) -> None:
-    """Give the checkpoint at `path` a second name, so that it outlives its successor's arrival at the first one."""
-    if not path.exists():
-        return
-    with spare_file(path) as spare:
-        try:
-            os.link(path, spare)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, spare)
-        os.replace(spare, path.with_name(path.name + PREVIOUS))
-
-
-def _move_to_free(temporary: Path, path: Path) -> None:
-    """Give a file its name unless something has that name: of two runs that begin together, one is refused."""
+def load(path: Path, dataset: Dataset, settings: Settings | None = None) -> Run:
+    """Put a run together again; a ValueError says why if the checkpoint, the data or the settings do not fit."""
+    check.instance("dataset", dataset, Dataset)
+    if settings is not None:
+        check.instance("settings", settings, Settings)
+    remove_leftovers(path)
+    header, arrays = checkpoint_file.read(path)
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        refuse_existing(path)
-        raise
-    except OSError:  # a file system without hard links
-        refuse_existing(path)
-        os.replace(temporary, path)
+        _check_header(header, dataset)
+        run = _put_together(header, arrays, dataset)
+        if settings is not None:
+            _compare(settings, run.layout)
+        return run
+    # Contents of a wrong kind may fail in any of these ways; whatever it was, the file is to blame, and named.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"checkpoint {path} cannot be used: {what}") from error
 
 
-def _digest(file: Any, n_bytes: int) -> bytes:
-    """SHA-256 of the first n bytes, leaving the file after them."""
-    file.seek(0)
-    digest = hashlib.sha256()
-    while n_bytes:
-        part = file.read(min(n_bytes, 1 << 20))
-        if not part:
-            break
-        digest.update(part)
-        n_bytes -= len(part)
-    return digest.digest()
+def refuse_other_run(path: Path, stored: Layout, wanted: Layout) -> None:
+    """Raise a ValueError if a checkpoint was made of other inputs; settings are compared when it is loaded."""
+    one, other = stored.reference, wanted.reference
+    pairs = [
+        ("n_reference", stored.inputs.n_reference, wanted.inputs.n_reference),
+        ("known", stored.inputs.known, wanted.inputs.known),
+        ("default_start", stored.default_start, wanted.default_start),
+    ]
+    differences = [f"{name} = {before!r}, not {now!r}" for name, before, now in pairs if before != now]
+    if not np.array_equal(stored.inputs.initial, wanted.inputs.initial):
+        differences.append("rho0 or initial_states")
+    if one.n_samples != other.n_samples or not _same_counts(one, other):
+        differences.append("reference")
+    if differences:
+        raise ValueError(f"checkpoint {path} is of another run, which differs in {'; '.join(differences)}")
 
 
-def damaged(path: Path, what: str) -> ValueError:
-    """Make the error that a checkpoint cannot be used, which says where the one before it is."""
-    previous = path.with_name(path.name + PREVIOUS)
-    hint = f"; the one before it is at {previous}" if previous.exists() else ""
-    return ValueError(f"checkpoint {path} cannot be used: {what}{hint}")
+def _same_counts(one: Reference, other: Reference) -> bool:
+    return np.array_equal(one.pairs, other.pairs) and np.array_equal(one.counts, other.counts)
+
+
+def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
+    if header.get("arithmetic") != ARITHMETIC:
+        raise ValueError(
+            f"its run has arithmetic {header.get('arithmetic')!r}, and this dpdl goes on with {ARITHMETIC}"
+        )
+    if header.get("fingerprint") != dataset.fingerprint:
+        raise ValueError("it belongs to another data set: the fingerprints differ")
+    if header.keys() != _NAMES:
+        raise ValueError(f"its header has {sorted(header)}, not {sorted(_NAMES)}")
+
+
+def _compare(settings: Settings, layout: Layout) -> None:
+    """Refuse settings that a new run would resolve to others than these."""
+    stored, data = layout.settings, layout.dataset
+    if settings.mixing_time == ESTIMATE and layout.mixing_time_estimated:
+        settings = dataclasses.replace(settings, mixing_time=stored.mixing_time)
+    if settings.mixing_time != stored.mixing_time:
+        raise ValueError(f"it has other settings: mixing_time = {stored.mixing_time}, not {settings.mixing_time}")
+    wanted = settings.resolve(data.n_states, data.n_actions, data.n_utilities)
+    for name, value in dataclasses.asdict(wanted).items():
+        if value != getattr(stored, name):
+            raise ValueError(f"it has other settings: {name} = {getattr(stored, name)!r}, not {value!r}")
+
+
+def _put_together(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: Dataset) -> Run:
+    settings = Resolved(**header["settings"])
+    if settings != settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities):
+        raise ValueError("its settings are not complete")
+    given = header["inputs"]
+    if given.keys() != _INPUTS:
+        raise ValueError(f"its inputs have {sorted(given)}, not {sorted(_INPUTS)}")
+    inputs = Inputs.of(
+        dataset, rho0=arrays.pop("initial"), n_reference=given["n_reference"], known=tuple(given["known"])
+    )
+    layout = Layout.put_together(
+        dataset,
+        settings,
+        inputs,
+        check.flag("mixing_time_estimated", given["mixing_time_estimated"]),
+        _reference(header["reference"], arrays, settings, dataset),
+        None,
+        check.flag("default_start", given["default_start"]),
+    )
+    # A part of a log has the table of the whole, hence other coordinates than a log of its own with the same records.
+    if not np.array_equal(arrays.pop("pairs"), layout.coordinates.pairs):
+        raise ValueError("it was made from part of a larger log, or of another one; give the same part of the same log")
+    blank = np.zeros(len(layout.coordinates.c)), np.zeros(dataset.n_states), np.zeros(dataset.n_utilities)
+    run = Run(layout, _core.LazyCore(layout, layout.sampler(generator_from_json(header["generator"])), *blank))
+    _check_state(arrays, run)
+    run.core.restore(arrays)
+    return run
+
+
+def _reference(content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved, dataset: Dataset) -> Reference:
+    sizes = {name: check.whole(name, content[name]) for name in _SIZES}
+    if (sizes["n_states"], sizes["n_actions"]) != (dataset.n_states, dataset.n_actions):
+        raise ValueError("its mu_hat has other sizes than the data set")
+    floor = check.real("floor", content["floor"])
+    if not math.isclose(floor, settings.floor, rel_tol=1e-12):
+        raise ValueError(f"its mu_hat has floor {floor!r}, its settings {settings.floor!r}")
+    return Reference(arrays.pop("reference_pairs"), arrays.pop("reference_counts"), floor=floor, **sizes)
+
+
+def _check_state(arrays: dict[str, NDArray[Any]], run: Run) -> None:
+    """Every array as the core has it, every number finite, every index and every count in its range."""
+    blank, n_records, settings = run.core.state(), len(run.layout.descent), run.layout.settings
+    if arrays.keys() != blank.keys():
+        raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(blank)}")
+    n_ahead = arrays[_AHEAD[0]].size
+    for name, array in arrays.items():
+        shape = (n_ahead,) if name in _AHEAD else blank[name].shape
+        if array.shape != shape or array.dtype != blank[name].dtype:
+            raise ValueError(f"{name} is {array.dtype}{array.shape}, not {blank[name].dtype}{shape}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{name} holds a number that is not finite")
+    if n_ahead > _core.BLOCK_SIZE:
+        raise ValueError(f"{n_ahead} draws are more than are ever made ahead")
+    counters, (since, next_refresh) = arrays["counters"].tolist(), arrays["steps"].tolist()
+    steps, refresh = counters[0], int(blank["steps"][1])
+    drawn = 0 if settings.order == "replacement" else (steps + n_ahead) % n_records
+    if not 0 <= steps <= settings.T or sum(counters[1:5]) != steps or min(counters) < 0:
+        raise ValueError(f"its counters {counters} do not fit together")
+    for name, array, low, high in (
+        ("records_ahead", arrays["records_ahead"], 0, n_records - 1),
+        ("initial_ahead", arrays["initial_ahead"], 0, len(run.layout.inputs.initial) - 1),
+        ("V_since", arrays["V_since"], 0, steps),
+        ("the step of the last shift", np.array(since), 0, steps),
+        ("the step of the next refresh", np.array(next_refresh), steps + 1, steps + refresh),
+        ("position", arrays["position"], drawn, drawn),
+        ("permutation", arrays["permutation"], 0, n_records - 1),
+    ):
+        if array.size and not low <= array.min() <= array.max() <= high:
+            raise ValueError(f"{name} is out of range: {array.min()} .. {array.max()}, not {low} .. {high}")
+    there = np.zeros(arrays["permutation"].size, dtype=bool)
+    there[arrays["permutation"]] = True
+    if not there.all():
+        raise ValueError("permutation holds a record twice")
+
+
+def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:
+    """Write the state of a bit generator as JSON has it."""
+    return _listed(bit_generator.state)
+
+
+def _listed(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _listed(value) for name, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return {"dtype": state.dtype.str, "values": state.tolist()}
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def _unlisted(content: Any) -> Any:
+    if isinstance(content, dict) and content.keys() == {"dtype", "values"}:
+        return np.array(content["values"], dtype=check.choice("dtype", content["dtype"], ("<u4", "<u8")))
+    if isinstance(content, dict):
+        return {name: _unlisted(value) for name, value in content.items()}
+    return content
+
+
+def generator_from_json(content: Any) -> np.random.Generator:
+    """Make a generator in the state that `generator_to_json` wrote."""
+    name = check.choice("bit_generator", content["bit_generator"], GENERATORS)
+    bits = getattr(np.random, name)()
+    bits.state = _unlisted(content)
+    outer, inner = bits.state, bits.state["state"]
+    # NumPy takes places outside its buffers, and states that it never leaves, without a question.
+    if name == "MT19937":
+        sound = 0 <= inner["pos"] <= len(inner["key"]) and inner["key"][1:].any()
+    elif name == "Philox":
+        sound = 0 <= outer["buffer_pos"] <= len(outer["buffer"])
+    else:
+        sound = name == "SFC64" or inner["inc"] % 2 == 1
+    if not sound or _listed(outer) != content:
+        raise ValueError(f"its generator is in a state that no {name} has")
+    return np.random.Generator(bits)

@@ -1,114 +1,160 @@
-"""What the compiled core reads: coordinates, bounds and rates, laid out once before the first step.
+"""What a run reads and never changes, worked out and checked once before the first step.
 
-A coordinate is a pair in the table of the log or seen by the reference. All other pairs share mu_hat = floor, are never
-sampled and move by one common factor for ever, so together they are one more coordinate, the last, that holds their
-total mass. A part of a log has the table of the whole: pairs in it that the part never visits are coordinates like any
-other, which are never sampled.
+A coordinate of x is a pair in the table of the log or seen by the reference. All other pairs share mu_hat = floor, are
+never sampled and move by one common factor for ever, so together they are one more coordinate, the last, that holds
+their total mass. A part of a log has the table of the whole: pairs in it that the part never visits are coordinates
+like any other, which are never sampled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _core, theory
 from dpdl import _validation as check
-from dpdl import theory
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference
-from dpdl.settings import Resolved
+from dpdl.data.records import INT32_MAX
+from dpdl.data.reference import Reference, estimate_reference
+from dpdl.learning.bins import Bins
+from dpdl.mixing.estimate import estimate_mixing_time
+from dpdl.premises import Facts
+from dpdl.result import Point, SparseTable
+from dpdl.settings import ESTIMATE, Resolved, Settings
 
+#: What a caller may vouch for.
+KNOWABLE = ("psi", "slater", "mixing_time")
+#: A start may exceed a bound by this much, relatively.
+FEASIBLE = 1e-9
 #: No quantity of a run may come near the range of a double.
 LARGEST = 1e300
+#: Steps between two refreshes, at least: often enough to bound drift, seldom enough to be free.
+LEAST_REFRESH = 2**16
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Inputs of a core; attribute names are those of src_cython/_model.pxd."""
+class InputKeywords(TypedDict, total=False):
+    """Keywords of `Inputs.of`, for every function that starts a run."""
 
-    records: NDArray[np.uint8]
+    rho0: ArrayLike | None
+    initial_states: ArrayLike | None
+    n_reference: int | None
+    reference: Reference | None
+    start: Point | None
+    known: Collection[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """What a run is made of beside its log and its settings; checked, and copied from the caller's arrays.
+
+    Attributes
+    ----------
+    initial : array, shape (S,)
+        Distribution of the initial state.
+    n_reference : int or None
+        The first so many transitions are for mu_hat alone.
+    reference : Reference or None
+        mu_hat from elsewhere.
+    start : Point or None
+        Starting point; None is the paper's.
+    known : tuple of str
+        What the caller vouches for.
+    """
+
+    initial: Array
+    n_reference: int | None = None
+    reference: Reference | None = None
+    start: Point | None = None
+    known: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        *,
+        rho0: ArrayLike | None = None,
+        initial_states: ArrayLike | None = None,
+        n_reference: int | None = None,
+        reference: Reference | None = None,
+        start: Point | None = None,
+        known: Collection[str] = (),
+        knowable: tuple[str, ...] = KNOWABLE,
+    ) -> Inputs:
+        """Check what a caller gave; the parameters are those of `learn`."""
+        check.instance("dataset", dataset, Dataset)
+        known = check.choices("known", known, knowable)
+        initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
+        if reference is not None:
+            if n_reference is not None:
+                raise TypeError("give either n_reference or reference")
+            check.instance("reference", reference, Reference)
+            if (reference.n_states, reference.n_actions) != (dataset.n_states, dataset.n_actions):
+                raise ValueError(
+                    f"reference has {reference.n_states} states and {reference.n_actions} actions, "
+                    f"the data set {dataset.n_states} and {dataset.n_actions}"
+                )
+        if n_reference is not None:
+            n_reference = check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
+        if start is not None:
+            start = _checked_point(start, dataset.n_states, dataset.n_actions, dataset.n_utilities)
+        return cls(initial=initial, n_reference=n_reference, reference=reference, start=start, known=known)
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The coordinates of x; the last one stands for all unseen pairs, if there are any.
+
+    Attributes
+    ----------
+    pairs : int64 array
+        Pairs with a coordinate of their own, as s * n_actions + a: the table of the log first, in its order, so that
+        records need no translation.
+    n_pairs : int
+        S A.
+    state, mu_hat, c : arrays, one entry a coordinate
+        State of the pair, mu_hat and 1/mu_hat.
+    bins : Bins
+        Coordinates sorted by c.
+    """
+
     pairs: NDArray[np.int64]
     n_pairs: int
     state: NDArray[np.int32]
-    c: NDArray[np.float64]
-    log_cap: NDArray[np.float64]
-    gamma: float
-    V_here: float
-    V_next: float
-    shift: float
-    rate_V: float
-    rate_lam: float
-    rate_x: float
-    radius_V: float
-    radius_lam: float
-    B1: float
-    B2: float
+    mu_hat: Array
+    c: Array
+    bins: Bins
 
     @classmethod
-    def build(cls, dataset: Dataset, reference: Reference, settings: Resolved) -> Packed:
-        """Lay out a run."""
-        S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
-        # The log's table comes first, in its order, so that records need no translation.
-        pairs = np.concatenate([dataset.table, np.setdiff1d(reference.pairs, dataset.table, assume_unique=True)])
-        mu_hat = reference.at(pairs)
-        state = (pairs // A).astype(np.int32)
-        if len(pairs) < S * A:
-            mu_hat = np.append(mu_hat, reference.floor)
-            state = np.append(state, np.int32(0))
-        log_cap = np.log(settings.psi / (1 - settings.gamma) * mu_hat)
-        if len(pairs) < S * A:
-            log_cap[-1] += np.log(S * A - len(pairs))
-        packed = cls(
-            records=dataset.records[:, None].view(np.uint8),  # never a copy, even of every third record
-            pairs=check.frozen(pairs),  # results share it
-            n_pairs=S * A,
-            state=state,
-            c=1 / mu_hat,
-            log_cap=log_cap,
-            gamma=settings.gamma,
-            # g_x holds r - V(s) + gamma V(s'). The paper prints the two coefficients the other way round; they have
-            # names so that the experiments can be run with that slip, and be seen to fail.
-            V_here=-1.0,
-            V_next=settings.gamma,
-            shift=(1 - settings.gamma) * settings.kappa,
-            rate_V=settings.eta / settings.alpha_V,
-            rate_lam=settings.eta / settings.alpha_lam,
-            rate_x=settings.eta / settings.alpha_x,
-            radius_V=settings.radius_V,
-            radius_lam=settings.radius_lam,
-            B1=theory.sum_bound(settings.gamma),
-            B2=theory.weight_bound(S, A, I, settings.gamma, settings.psi),
-        )
-        packed._check_range(settings)
-        return packed
-
-    def _check_range(self, settings: Resolved) -> None:
-        """Refuse step sizes with which some logarithm could overflow within T steps.
-
-        A step moves log x by at most (rate_x g + 700) c_max, where g bounds c times the advantage, log lam by
-        rate_lam w (1 + shift), and V by rate_V (1 + w), with w <= psi/(1-gamma).
-        """
-        w = settings.psi / (1 - settings.gamma)
-        c_max = float(self.c.max())
-        advantage = 1 + 2 * self.radius_V + self.radius_lam * (1 + self.shift)
-        for name, step, growth in (
-            ("alpha_x", self.rate_x, (self.rate_x * c_max * advantage + 700) * c_max * settings.T),
-            ("alpha_lam", self.rate_lam, self.rate_lam * w * (1 + self.shift) * settings.T),
-            ("alpha_V", self.rate_V, self.rate_V * (1 + w)),
-        ):
-            if not growth < LARGEST:
-                raise ValueError(
-                    f"eta/{name} = {step:g} with 1/mu_hat up to {c_max:g} is so large that in {settings.T} steps "
-                    "a number could overflow"
-                )
+    def of(cls, descent: Dataset, reference: Reference) -> Coordinates:
+        """Lay out the pairs of a log and of a reference."""
+        pairs = np.concatenate([descent.table, np.setdiff1d(reference.pairs, descent.table, assume_unique=True)])
+        n_pairs = descent.n_states * descent.n_actions
+        mu_hat, state = reference.at(pairs), (pairs // descent.n_actions).astype(np.int32)
+        if len(pairs) < n_pairs:
+            mu_hat, state = np.append(mu_hat, reference.floor), np.append(state, np.int32(0))
+        c = 1 / mu_hat
+        return cls(check.frozen(pairs), n_pairs, state, mu_hat, c, Bins.of(c))
 
     @property
     def n_unseen(self) -> int:
         """Pairs behind the last coordinate; 0 if every pair was seen."""
         return self.n_pairs - len(self.pairs)
 
-    def gather_logs(self, dense: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiplicity(self) -> NDArray[np.int64]:
+        """How many pairs each coordinate stands for."""
+        ones = np.ones(len(self.c), dtype=np.int64)
+        if self.n_unseen:
+            ones[-1] = self.n_unseen
+        return ones
+
+    def gather_logs(self, dense: Array) -> Array:
         """Coordinates of the logarithm of a vector over all pairs; unseen pairs must have one common value."""
         flat = dense.ravel()
         seen = flat[self.pairs]
@@ -124,3 +170,266 @@ class Packed:
                 f"{values[0].item()!r}: pairs that the data never shows must have one common value"
             )
         return np.append(seen, values[0] + np.log(self.n_unseen))
+
+    def table(self, x: Array) -> SparseTable:
+        """Write coordinates of x as a table over pairs; unseen pairs share theirs equally."""
+        n = len(self.pairs)
+        return SparseTable(self.pairs, x[:n], x[n] / self.n_unseen if self.n_unseen else 0.0)
+
+    def log_table(self, log_x: Array) -> SparseTable:
+        """The same for logarithms."""
+        n = len(self.pairs)
+        return SparseTable(self.pairs, log_x[:n], log_x[n] - math.log(self.n_unseen) if self.n_unseen else -math.inf)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of the step; attribute names are those of src_cython/_model.pxd."""
+
+    gamma: float
+    V_here: float
+    V_next: float
+    margin: float
+    rate_V: float
+    rate_lam: float
+    rate_x: float
+    radius_V: float
+    radius_lam: float
+    B1: float
+    B2: float
+
+    @classmethod
+    def of(cls, settings: Resolved, n_states: int, n_actions: int, n_utilities: int) -> Constants:
+        """Work them out."""
+        return cls(
+            gamma=settings.gamma,
+            # g_x holds r - V(s) + gamma V(s'). The paper prints the two coefficients the other way round; they have
+            # names so that the experiments can be run with that slip, and be seen to fail.
+            V_here=-1.0,
+            V_next=settings.gamma,
+            margin=(1 - settings.gamma) * settings.kappa,
+            rate_V=settings.eta / settings.alpha_V,
+            rate_lam=settings.eta / settings.alpha_lam,
+            rate_x=settings.eta / settings.alpha_x,
+            radius_V=settings.radius_V,
+            radius_lam=settings.radius_lam,
+            B1=theory.sum_bound(settings.gamma),
+            B2=theory.weight_bound(n_states, n_actions, n_utilities, settings.gamma, settings.psi),
+        )
+
+    def check_range(self, settings: Resolved, c_max: float) -> None:
+        """Refuse step sizes with which some logarithm could overflow within T steps.
+
+        A step moves log x by at most (rate_x g + 700) c_max, where g bounds c times the advantage, log lam by
+        rate_lam w (1 + margin), and V by rate_V (1 + w), with w <= psi/(1-gamma).
+        """
+        w = settings.psi / (1 - settings.gamma)
+        advantage = 1 + 2 * self.radius_V + self.radius_lam * (1 + self.margin)
+        for name, step, growth in (
+            ("alpha_x", self.rate_x, (self.rate_x * c_max * advantage + 700) * c_max * settings.T),
+            ("alpha_lam", self.rate_lam, self.rate_lam * w * (1 + self.margin) * settings.T),
+            ("alpha_V", self.rate_V, self.rate_V * (1 + w)),
+        ):
+            if not growth < LARGEST:
+                raise ValueError(
+                    f"eta/{name} = {step:g} with 1/mu_hat up to {c_max:g} is so large that in {settings.T} steps "
+                    "a number could overflow"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A run but for its randomness: log, settings, mu_hat, coordinates, constants and start. Shared by threads.
+
+    Attributes
+    ----------
+    dataset, descent : Dataset
+        The log, and the part of it that steps read.
+    settings : Resolved
+        Settings with nothing left open.
+    inputs : Inputs
+        What else the caller gave; its `reference` is None unless it came from elsewhere.
+    mixing_time_estimated : bool
+        Whether settings.mixing_time was estimated from this log.
+    reference : Reference
+        mu_hat.
+    coordinates : Coordinates
+        The coordinates of x.
+    constants : Constants
+        The constants of the step.
+    default_start : bool
+        Whether the run begins at the paper's starting point.
+    """
+
+    dataset: Dataset
+    descent: Dataset
+    settings: Resolved
+    inputs: Inputs
+    mixing_time_estimated: bool
+    reference: Reference
+    coordinates: Coordinates
+    constants: Constants
+    default_start: bool
+
+    @classmethod
+    def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Layout | None = None) -> Layout:
+        """Check everything that could be wrong with a run, and lay it out.
+
+        Parameters
+        ----------
+        dataset, settings, inputs
+            Log, settings (T may follow from eps) and inputs.
+        like : Layout, optional
+            A layout of the same log and inputs; what does not depend on the settings that differ is shared with it.
+        """
+        check.same_discount(dataset.units.gamma, settings.gamma)
+        estimated = settings.mixing_time == ESTIMATE
+        if estimated:
+            settings = replace(settings, mixing_time=estimated_mixing_time(dataset, settings.delta))
+        resolved = settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities)
+        reference = inputs.reference
+        if reference is not None and not math.isclose(reference.floor, resolved.floor, rel_tol=1e-12):
+            raise ValueError(f"reference was made with floor {reference.floor!r}, settings have {resolved.floor!r}")
+        coordinates = None
+        if like is not None and like.settings.floor == resolved.floor:
+            reference, coordinates = like.reference, like.coordinates
+        elif reference is None:
+            n = inputs.n_reference
+            reference = estimate_reference(dataset if n is None else dataset[:n], resolved.floor)
+        layout = cls.put_together(dataset, resolved, inputs, estimated, reference, coordinates, inputs.start is None)
+        layout.start()  # raises if it is not feasible
+        return layout
+
+    @classmethod
+    def put_together(
+        cls,
+        dataset: Dataset,
+        settings: Resolved,
+        inputs: Inputs,
+        mixing_time_estimated: bool,
+        reference: Reference,
+        coordinates: Coordinates | None,
+        default_start: bool,
+    ) -> Layout:
+        """Make a layout of parts that were checked."""
+        descent = dataset if inputs.n_reference is None else dataset[inputs.n_reference :]
+        if settings.order == "shuffle" and len(descent) > INT32_MAX:
+            raise ValueError(f"order 'shuffle' keeps a permutation of at most {INT32_MAX} records, got {len(descent)}")
+        coordinates = coordinates or Coordinates.of(descent, reference)
+        constants = Constants.of(settings, dataset.n_states, dataset.n_actions, dataset.n_utilities)
+        constants.check_range(settings, float(coordinates.c.max()))
+        return cls(
+            dataset,
+            descent,
+            settings,
+            inputs,
+            mixing_time_estimated,
+            reference,
+            coordinates,
+            constants,
+            default_start,
+        )
+
+    @property
+    def records(self) -> NDArray[np.uint8]:
+        """Packed records as the core reads them: rows of bytes, never a copy, even of every third record."""
+        return self.descent.records[:, None].view(np.uint8)
+
+    @cached_property
+    def log_cap(self) -> Array:
+        """Logarithms of the caps psi mu_hat/(1-gamma), one a coordinate."""
+        psi, gamma, each = self.settings.psi, self.settings.gamma, self.coordinates
+        return np.log(psi / (1 - gamma) * each.mu_hat) + np.log(each.multiplicity())
+
+    @property
+    def refresh(self) -> int:
+        """Steps between full recomputations of kept sums."""
+        return self.settings.refresh or max(LEAST_REFRESH, 4 * len(self.coordinates.c))
+
+    @property
+    def facts(self) -> Facts:
+        """What the premises of the theorems ask about."""
+        settings, data = self.settings, self.dataset
+        # One trajectory is fresh only in its own order; independent transitions also without replacement.
+        fresh_orders = ("shuffle", "trajectory") if data.kind == "independent" else ("trajectory",)
+        radii = theory.radius_V(settings.gamma, settings.slater), theory.radius_lam(settings.slater)
+        return Facts(
+            n_states=data.n_states,
+            n_actions=data.n_actions,
+            n_utilities=data.n_utilities,
+            n_reference=self.reference.n_samples,
+            kind=data.kind,
+            fresh=settings.order in fresh_orders and len(self.descent) >= settings.T,
+            disjoint=self.inputs.n_reference is not None,
+            as_stated=self.default_start
+            and math.isclose(settings.radius_V, radii[0])
+            and math.isclose(settings.radius_lam, radii[1]),
+            known=self.inputs.known,
+            mixing_time_estimated=self.mixing_time_estimated,
+        )
+
+    def sampler(self, generator: np.random.Generator) -> _core.Sampler:
+        """Draws of records and initial states."""
+        initial = self.inputs.initial
+        support = np.flatnonzero(initial)
+        return _core.Sampler(
+            generator.bit_generator,
+            len(self.descent),
+            self.settings.order,
+            support.astype(np.int32),
+            initial[support],
+        )
+
+    def start(self) -> tuple[Array, Array, Array]:
+        """The starting point (log x by coordinates, V, log lam); raises if it is not feasible."""
+        S, A, I = self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities
+        each, given = self.coordinates, self.inputs.start
+        if given is None:
+            share = theory.sparsity(S, A, I) / (S * A) / (1 - self.settings.gamma)
+            log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
+            V, log_lam = np.zeros(S), np.full(I, -math.log(self.settings.slater * max(I, 1)))
+        else:
+            log_x, V, log_lam = each.gather_logs(given.log_x), given.V, given.log_lam
+        self._check_start(log_x, V, log_lam)
+        return log_x, V, log_lam
+
+    def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:
+        each, constants, A = self.coordinates, self.constants, self.dataset.n_actions
+        with np.errstate(over="ignore"):  # a start beyond the range of exp is infeasible, and is said to be
+            x, lam = np.exp(log_x), np.exp(log_lam)
+        log_cap = self.log_cap
+        worst = int(np.argmax(log_x - log_cap))
+        pair = each.pairs[worst] if worst < len(each.pairs) else -1
+        where = f"x[{pair // A}, {pair % A}]" if pair >= 0 else "x of the unseen pairs"
+        for name, value, bound, setting in (
+            ("sum x", x.sum(), constants.B1, "floor is too large"),
+            ("sum x/mu_hat", each.c @ x, constants.B2, "floor is too large"),
+            (where, x[worst], math.exp(log_cap[worst]), "psi is too small"),
+            ("max |V|", abs(V).max(), constants.radius_V, "radius_V is too small"),
+            ("sum lam", lam.sum(), constants.radius_lam, "radius_lam is too small"),
+        ):
+            if not value <= bound * (1 + FEASIBLE):
+                default = f"the default start is infeasible because {setting}"
+                raise ValueError(
+                    f"{default if self.inputs.start is None else 'infeasible start'}: "
+                    f"{name} = {value:.6g} exceeds its bound {bound:.6g}"
+                )
+
+
+def estimated_mixing_time(dataset: Dataset, delta: float) -> float:
+    """The upper confidence bound, at least one step; a log that gives none is refused."""
+    if dataset.kind == "independent":
+        raise ValueError("mixing_time cannot be estimated: the data set holds independent transitions; see its starts")
+    found = estimate_mixing_time(dataset, delta=delta)
+    if not found.enough:
+        raise ValueError(f"mixing_time cannot be estimated: {found.message}; give a bound")
+    return max(1.0, found.upper)
+
+
+def _checked_point(start: Any, n_states: int, n_actions: int, n_utilities: int) -> Point:
+    """Check the kinds and shapes of a starting point, and copy it."""
+    if not isinstance(start, tuple) or len(start) != 3:
+        raise TypeError(f"start must be a Point (log_x, V, log_lam), got {type(start).__name__}")
+    shapes = ((n_states, n_actions), (n_states,), (n_utilities,))
+    named = zip(Point._fields, start, shapes, strict=True)
+    return Point(*(check.numbers_array(f"start.{name}", value, shape=shape) for name, value, shape in named))

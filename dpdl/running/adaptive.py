@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,12 +22,18 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl.checking.verification import Verification, verify
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference, estimate_reference
-from dpdl.learning.run import estimated_mixing_time
+from dpdl.data.reference import Reference
+from dpdl.files.atomic import remove_leftovers
+from dpdl.lasting import checkpoint, checkpoint_file
+from dpdl.lasting.interrupts import Interrupts
+from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
+from dpdl.learning.run import Run
 from dpdl.premises import Premise
 from dpdl.result import MESSAGES, Level, Point, Result, Status
-from dpdl.running.learn import Callback, learn
-from dpdl.settings import ESTIMATE, Resolved, Settings
+from dpdl.running.arguments import accepts, parse
+from dpdl.running.driver import drive
+from dpdl.running.options import OptionKeywords, Options
+from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
 from dpdl.theory import Problem
 
 #: A number of transitions: the theorem's (None), the same at every level, or a function of the level's problem.
@@ -35,15 +42,34 @@ Budget = int | Callable[[Problem], int] | None
 BUDGETS = ("n_reference", "n_descent", "n_verification")
 
 #: Statuses that end the method in the middle of a level.
-_BROKEN_OFF = (Status.INTERRUPTED, Status.STOPPED, Status.TIME_LIMIT, Status.NUMERICAL_ERROR)
+_BROKEN_OFF = (
+    Status.INTERRUPTED,
+    Status.STOPPED,
+    Status.STEP_LIMIT,
+    Status.TIME_LIMIT,
+    Status.NUMERICAL_ERROR,
+)
+
+#: Beside the checkpoints of the levels, and in their format: what the levels follow from.
+PLAN = "plan"
+_PLAN_NAMES = {"runs", "arithmetic", "fingerprint", "settings", "known", "plan", "generator"}
+#: Stands for a function in it.
+_FUNCTION = "a function"
 
 
+class AdaptiveKeywords(SettingKeywords, OptionKeywords, total=False):
+    """Keywords of `learn_adaptive` that it shares with `learn`."""
+
+    rho0: ArrayLike | None
+    initial_states: ArrayLike | None
+    known: Collection[str]
+
+
+@accepts(AdaptiveKeywords)
 def learn_adaptive(
     dataset: Dataset,
     settings: Settings | None = None,
     *,
-    rho0: ArrayLike | None = None,
-    initial_states: ArrayLike | None = None,
     rng: np.random.Generator | int | None = None,
     reuse: bool = False,
     n_reference: Budget = None,
@@ -55,16 +81,10 @@ def learn_adaptive(
     eps_divisor: float = theory.ADAPTIVE_EPS_DIVISOR,
     exit_margin: float = theory.EXIT_MARGIN,
     warm_start: bool = False,
-    known: Collection[str] = (),
-    check_slater: bool | None = None,
-    callback: Callback | None = None,
-    callback_every: int | None = None,
-    progress: bool | None = None,
-    time_limit: float | None = None,
-    chunk: int | None = None,
-    **keywords: Any,
+    resume: bool = False,
+    **keywords: Unpack[AdaptiveKeywords],
 ) -> Result:
-    """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY is content (algorithm 2).
+    """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (algorithm 2).
 
     Parameters
     ----------
@@ -72,9 +92,15 @@ def learn_adaptive(
         The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
     settings : Settings, optional
         Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
-    rho0, initial_states, rng, check_slater, callback, callback_every, progress, time_limit, chunk
-        As for `learn`; intermediate results carry the levels that are complete, and the time limit is that of all
-        levels together.
+    rho0, initial_states, rng, callback, progress, step_limit, time_limit, ...
+        As for `learn`; intermediate results carry the levels that are complete, and limits are those of all levels
+        together.
+    checkpoint : path, optional
+        A folder with one checkpoint for each level, from which `dpdl.resume` goes on bit for bit. It must be empty or
+        absent, unless `resume` is set.
+    resume : bool, optional
+        Go on with what is in `checkpoint`, if anything is; the other arguments must be the same. Needed in the place
+        of `dpdl.resume` where a function was given for a budget or for `per_level`.
     reuse : bool, optional
         Read the whole log in every phase of every level instead, in the order that the settings say. No theorem covers
         this, but logs are short.
@@ -112,9 +138,16 @@ def learn_adaptive(
     >>> learn_adaptive(log, **common).message.split(",")[0]
     'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
     """
+    chosen, inputs, options = parse(
+        dataset,
+        settings,
+        dict(keywords) if settings is not None else {"psi": 1.0} | dict(keywords),
+        knowable=("slater", "mixing_time"),
+    )
     plan = _Plan(
         dataset=dataset,
-        base=Settings.of(settings, keywords if settings is not None else {"psi": 1.0} | keywords),
+        base=chosen,
+        inputs=inputs,
         reuse=reuse,
         n_reference=n_reference,
         n_descent=n_descent,
@@ -125,49 +158,115 @@ def learn_adaptive(
         eps_divisor=eps_divisor,
         exit_margin=exit_margin,
         warm_start=warm_start,
-        known=known,
     )
-    check.initial_distribution(rho0, initial_states, dataset.n_states)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
+    generator = check.generator(rng)
+    with Interrupts() as interrupts:
+        plan.fix_mixing_time()
+        if options.checkpoint is not None:
+            generator = _planned(options.checkpoint, plan, generator, rng is None, check.flag("resume", resume))
+        elif check.flag("resume", resume):
+            raise TypeError("resume needs checkpoint, the folder to go on from")
+        return _climb(plan, generator, options, interrupts)
+
+
+def resume_levels(
+    folder: Path, dataset: Dataset, settings: Settings | None, options: Options, interrupts: Interrupts
+) -> Result:
+    """Go on with algorithm 2 from the folder of its checkpoints."""
+    stored, arrays = _read_plan(folder, dataset)
+    functions = [name for name in (*BUDGETS, "per_level") if stored["plan"].get(name) == _FUNCTION]
+    if functions:
+        raise ValueError(
+            f"checkpoint {folder} was made with a function as {functions[0]}, which it cannot hold: go on with "
+            "learn_adaptive(..., resume=True)"
+        )
+    plan_arguments = {name: value for name, value in stored["plan"].items() if name != "mixing_time_estimated"}
+    base = Settings(**stored["settings"])
+    if settings is not None and settings != base:
+        raise ValueError(f"checkpoint {folder} has other settings: {base}")
+    inputs = Inputs.of(dataset, rho0=arrays["initial"], known=tuple(stored["known"]))
+    plan = _Plan(dataset=dataset, base=base, inputs=inputs, **plan_arguments)
+    plan.mixing_time_estimated = check.flag("mixing_time_estimated", stored["plan"]["mixing_time_estimated"])
+    generator = checkpoint.generator_from_json(stored["generator"])
+    return _climb(plan, generator, options, interrupts)
+
+
+def _planned(
+    folder: Path, plan: _Plan, generator: np.random.Generator, any_seed: bool, resume: bool
+) -> np.random.Generator:
+    """Write down what the levels follow from, or compare with what is there; give the generator to begin with."""
+    checkpoint.check_generator(generator)
+    header = plan.written() | {"generator": checkpoint.generator_to_json(generator.bit_generator)}
+    if not folder.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
+    remove_leftovers(folder / PLAN)
+    if folder.exists() and any(folder.iterdir()):
+        if not resume:
+            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
+        stored, arrays = _read_plan(folder, plan.dataset)
+        for name, value in header.items():
+            if stored[name] != value and not (name == "generator" and any_seed):
+                raise ValueError(f"checkpoint: {folder} is of another call: {name} = {stored[name]!r}, not {value!r}")
+        if not np.array_equal(arrays["initial"], plan.inputs.initial):
+            raise ValueError(f"checkpoint: {folder} is of another call: rho0 or initial_states differ")
+        return checkpoint.generator_from_json(stored["generator"])
+    folder.mkdir(exist_ok=True)
+    checkpoint_file.write(folder / PLAN, header, {"initial": plan.inputs.initial}, new=True)
+    return generator
+
+
+def _read_plan(folder: Path, dataset: Dataset) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    check.instance("dataset", dataset, Dataset)
+    if not (folder / PLAN).exists():
+        raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to go on with")
+    stored, arrays = checkpoint_file.read(folder / PLAN)
+    if stored.get("runs") != "level" or stored.keys() != _PLAN_NAMES or arrays.keys() != {"initial"}:
+        raise ValueError(
+            f"checkpoint {folder} is not one of learn_adaptive; replicas and sweeps go on with resume=True"
+        )
+    if stored["fingerprint"] != dataset.fingerprint:
+        raise ValueError(f"checkpoint {folder} belongs to another data set: the fingerprints differ")
+    return stored, arrays
+
+
+def _climb(plan: _Plan, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
+    """Run level after level until one of them is the last."""
     levels: list[Level] = []
+    callback = options.callback
 
     def report(result: Result) -> object:
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
 
-    first = {"rho0": rho0, "initial_states": initial_states}
-    options: dict[str, Any] = {
-        "check_slater": check_slater,
-        "callback": None if callback is None else report,
-        "callback_every": callback_every,
-        "progress": progress,
-        "chunk": chunk,
-        "rng": check.generator(rng),
-    }
-    seconds = math.inf if time_limit is None else check.real("time_limit", time_limit, at_least=0)
-    plan.fix_mixing_time()
+    options = replace(options, callback=None if callback is None else report)
     try:
-        status, message = _climb(plan, levels, first, options, time.monotonic() + seconds)
+        status, message = _levels(plan, levels, generator, options, interrupts)
     except KeyboardInterrupt:  # between the phases; inside them it is the level that is broken off
         if not levels:
             raise
         status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
-    return plan.outcome(levels, status, message) if levels else plan.nothing(message, first, options)
+    return plan.outcome(levels, status, message) if levels else plan.nothing(message, generator)
 
 
-def _climb(
-    plan: _Plan, levels: list[Level], first: dict[str, Any], options: dict[str, Any], deadline: float
+def _levels(
+    plan: _Plan, levels: list[Level], generator: np.random.Generator, options: Options, interrupts: Interrupts
 ) -> tuple[Status, str]:
-    """Append level after level until one of them is the last; say why it is."""
-    position = 0
+    """Append level after level; say why the last one is the last."""
+    position, deadline = 0, time.monotonic() + options.time_limit
     for number in range(1, plan.max_levels + 1):
         phases = plan.phases(number, position)
         if phases is None:
             return Status.OUT_OF_DATA, plan.shortage(number, position)
         previous = levels[-1] if levels else None
-        if math.isfinite(deadline):
-            options["time_limit"] = max(0.0, deadline - time.monotonic())
-        level, status, message = _run_level(plan, phases, previous, first, options)
+        taken = sum(level.n_steps for level in levels)
+        of_level = replace(
+            options,
+            time_limit=max(0.0, deadline - time.monotonic()),
+            step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
+            checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
+        )
+        run = _level_run(plan, phases, previous, generator, of_level.checkpoint)
+        level, status, message = _finished(plan, phases, run, of_level, interrupts)
+        generator = np.random.Generator(run.core.sampler.bit_generator)  # that of a checkpoint, where there was one
         position += phases.n_fresh
         levels.append(level)
         if status in _BROKEN_OFF:
@@ -200,6 +299,7 @@ class _Plan:
 
     dataset: Dataset
     base: Settings
+    inputs: Inputs
     reuse: bool
     n_reference: Budget
     n_descent: Budget
@@ -210,15 +310,11 @@ class _Plan:
     eps_divisor: float
     exit_margin: float
     warm_start: bool
-    known: Collection[str]
     mixing_time_estimated: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset, Dataset):
-            raise TypeError(f"dataset must be a Dataset, got {type(self.dataset).__name__}")
         for name in ("reuse", "warm_start"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check.flag(name, getattr(self, name))
         if self.base.eps is None:
             raise TypeError("missing setting 'eps': the accuracy that VERIFY tests for")
         for name in BUDGETS:
@@ -233,10 +329,6 @@ class _Plan:
         self.growth = check.real("growth", self.growth, above=1)
         self.eps_divisor = check.real("eps_divisor", self.eps_divisor, above=0)
         self.exit_margin = check.real("exit_margin", self.exit_margin, at_least=0)
-        if not isinstance(self.known, (tuple, list, set, frozenset)):
-            raise TypeError(f"known must be a collection of names, got {self.known!r}")
-        for name in self.known:
-            check.choice("known", name, ("slater", "mixing_time"))
         try:  # psi grows and delta shrinks: what the last level may have, all may
             self.stated(self.max_levels)
         except ValueError as error:
@@ -247,7 +339,8 @@ class _Plan:
         if self.base.mixing_time == ESTIMATE:
             self.base = replace(self.base, mixing_time=estimated_mixing_time(self.dataset, self.base.delta))
             self.mixing_time_estimated = True
-            self.known = set(self.known) - {"mixing_time"}
+            known = tuple(name for name in self.inputs.known if name != "mixing_time")
+            self.inputs = replace(self.inputs, known=known)
 
     def stated(self, number: int) -> Settings:
         """Settings of a level as the paper has them: psi_K, eps, delta_K; T may be None."""
@@ -321,12 +414,25 @@ class _Plan:
             f"{len(self.dataset) - position:,} are left; with reuse=True the log is read over and over"
         )
 
-    def nothing(self, message: str, first: dict[str, Any], options: dict[str, Any]) -> Result:
+    def written(self) -> dict[str, Any]:
+        """What the levels follow from, as JSON has it; of a function only that it was one."""
+        names = (*BUDGETS, "per_level", "reuse", "max_levels", "growth", "eps_divisor", "exit_margin", "warm_start")
+        values = {name: getattr(self, name) for name in (*names, "mixing_time_estimated")}
+        return {
+            "runs": "level",
+            "arithmetic": checkpoint.ARITHMETIC,
+            "fingerprint": self.dataset.fingerprint,
+            "settings": asdict(self.base),
+            "known": list(self.inputs.known),
+            "plan": {name: _FUNCTION if callable(value) else value for name, value in values.items()},
+        }
+
+    def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result of no step at all: the policy is that of the data."""
         settings = self.settings(1)
         steps = min(self.needs(settings)[3], 2**63 - 1)
-        result = learn(self.dataset, replace(settings, T=steps), **first, **options, step_limit=0)
-        return replace(result, status=Status.OUT_OF_DATA, message=f"{message}; nothing was learned", premises=())
+        run = Run.of(Layout.of(self.dataset, replace(settings, T=steps), self.inputs), generator)
+        return run.result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
         """The level to return, with the history and what may be claimed."""
@@ -387,27 +493,35 @@ class _Plan:
         )
 
 
-def _run_level(
-    plan: _Plan, phases: _Phases, previous: Level | None, first: dict[str, Any], options: dict[str, Any]
-) -> tuple[Level, Status, str]:
-    """Descent and VERIFY of one level."""
-    start: dict[str, Any] = {"n_reference": phases.n_reference}
-    log = phases.log
+def _level_run(
+    plan: _Plan, phases: _Phases, previous: Level | None, generator: np.random.Generator, path: Path | None
+) -> Run:
+    """The descent of a level: from its checkpoint, if there is one, or from its beginning."""
+    if path is not None and path.exists():
+        return checkpoint.load(path, phases.log, phases.settings)
+    inputs = replace(plan.inputs, n_reference=phases.n_reference)
+    layout = Layout.of(phases.log, phases.settings, inputs)
     if plan.warm_start and previous is not None:
-        resolved = phases.settings.resolve(log.n_states, log.n_actions, log.n_utilities)
-        n = phases.n_reference
-        reference = estimate_reference(log if n is None else log[:n], resolved.floor)
-        log = log if n is None else log[n:]
-        start = {"reference": reference, "start": _warm(previous.result, reference, resolved)}
-    run = learn(log, phases.settings, known=plan.known, **start, **first, **options)
+        start = _warm(previous.result, layout.reference, layout.settings)
+        layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=layout)
+    return Run.of(layout, generator)
+
+
+def _finished(
+    plan: _Plan, phases: _Phases, run: Run, options: Options, interrupts: Interrupts
+) -> tuple[Level, Status, str]:
+    """Take the steps of a level, and VERIFY."""
+    is_new = options.checkpoint is not None and not options.checkpoint.exists()
+    result = drive(run, options, interrupts, new=is_new)
     found = None
-    status, message = run.status, run.message
+    status, message = result.status, result.message
     if status not in _BROKEN_OFF:
         try:
-            found = verify(run, phases.check, **first, eps=phases.eps, delta=phases.settings.delta)
+            eps, delta = phases.eps, phases.settings.delta
+            found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
-    return _level(phases, run, found), status, message
+    return _level(phases, result, found), status, message
 
 
 def _level(phases: _Phases, run: Result, found: Verification | None) -> Level:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl.premises import Premise
-from dpdl.result import Coordinates, Result, Status
+from dpdl.result import Result, SparseTable, Status
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class Spread:
         visits and as often as it does.
     """
 
-    coordinates: Coordinates = field(repr=False)
+    x_table: SparseTable = field(repr=False)
     V: Array = field(repr=False)
     lam: Array = field(repr=False)
     occupancy_distance: float
@@ -62,7 +62,7 @@ class Spread:
     @cached_property
     def x(self) -> Array:
         """The standard deviation of x_mean over all pairs."""
-        return self.coordinates.dense(self.n_states, self.n_actions)
+        return self.x_table.dense(self.n_states, self.n_actions)
 
 
 def weights(results: Sequence[Result]) -> list[float]:
@@ -80,9 +80,9 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
         status=next(status for status in _GRAVITY if status in statuses),
         message=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.message,
         n_steps=sum(result.n_steps for result in results),
-        coordinates=_unflat(first.coordinates, _mean((_flat(result.coordinates) for result in results), shares)),
-        last_coordinates=_unflat(
-            first.last_coordinates, _log_mean((_flat(result.last_coordinates) for result in results), shares)
+        x_table=_unflat(first.x_table, _mean((_flat(result.x_table) for result in results), shares)),
+        last_log_x_table=_unflat(
+            first.last_log_x_table, _log_mean((_flat(result.last_log_x_table) for result in results), shares)
         ),
         V_mean=_mean((result.V_mean for result in results), shares),
         lam_mean=_mean((result.lam_mean for result in results), shares),
@@ -98,16 +98,16 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
 def spread(results: Sequence[Result], mean: Result) -> Spread:
     """How far results are from their average."""
     shares = weights(results)
-    x = _deviation((_flat(result.coordinates) for result in results), _flat(mean.coordinates), shares)
+    x = _deviation((_flat(result.x_table) for result in results), _flat(mean.x_table), shares)
     sizes = mean.reference.n_states, mean.reference.n_actions
     occupancy = policy = math.nan
     if _several(shares):
-        distances = [_distances(result.coordinates, mean.coordinates, *sizes) for result in results]
+        distances = [_distances(result.x_table, mean.x_table, *sizes) for result in results]
         occupancy, policy = (
             sum(share * one for share, one in zip(shares, ones, strict=True)) for ones in zip(*distances, strict=True)
         )
     return Spread(
-        coordinates=_unflat(mean.coordinates, x),
+        x_table=_unflat(mean.x_table, x),
         V=_deviation((result.V_mean for result in results), mean.V_mean, shares),
         lam=_deviation((result.lam_mean for result in results), mean.lam_mean, shares),
         occupancy_distance=occupancy,
@@ -136,13 +136,13 @@ def _premises(results: Sequence[Result]) -> tuple[Premise, ...]:
     return tuple(found.values())
 
 
-def _flat(coordinates: Coordinates) -> Array:
+def _flat(table: SparseTable) -> Array:
     """All the numbers there are; the last is that of the pairs nobody has seen."""
-    return np.append(coordinates.values, coordinates.elsewhere)
+    return np.append(table.values, table.elsewhere)
 
 
-def _unflat(like: Coordinates, values: Array) -> Coordinates:
-    return Coordinates(like.pairs, values[:-1], float(values[-1]))
+def _unflat(like: SparseTable, values: Array) -> SparseTable:
+    return SparseTable(like.pairs, values[:-1], float(values[-1]))
 
 
 def _several(shares: Sequence[float]) -> bool:
@@ -179,12 +179,12 @@ def _deviation(arrays: Iterable[Array], mean: Array, shares: Sequence[float]) ->
     return np.sqrt(_mean(((array - mean) ** 2 for array in arrays), shares) / freedom)
 
 
-def _distances(one: Coordinates, mean: Coordinates, n_states: int, n_actions: int) -> tuple[float, float]:
+def _distances(one: SparseTable, mean: SparseTable, n_states: int, n_actions: int) -> tuple[float, float]:
     """Total variation between occupancies, and between policies in the states that `mean` visits."""
     states = one.pairs // n_actions
     unseen = n_actions - np.bincount(states, minlength=n_states)
 
-    def rows(x: Coordinates) -> Array:
+    def rows(x: SparseTable) -> Array:
         return np.bincount(states, weights=x.values, minlength=n_states) + unseen * x.elsewhere
 
     def apart(a: Array, a_elsewhere: Array | float, b: Array, b_elsewhere: Array | float) -> Array:
@@ -192,7 +192,7 @@ def _distances(one: Coordinates, mean: Coordinates, n_states: int, n_actions: in
         seen = np.bincount(states, weights=abs(a - b), minlength=n_states)
         return (seen + unseen * abs(np.asarray(a_elsewhere) - b_elsewhere)) / 2
 
-    def policy(x: Coordinates, mass: Array) -> tuple[Array, Array]:
+    def policy(x: SparseTable, mass: Array) -> tuple[Array, Array]:
         # A row without mass acts uniformly; below the smallest normal double no reciprocal exists, and it counts so.
         reached = mass >= np.finfo(float).tiny
         scale = np.divide(1.0, mass, out=np.zeros_like(mass), where=reached)

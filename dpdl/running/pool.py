@@ -24,24 +24,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpdl import _core
 from dpdl.data.dataset import Dataset
+from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
 from dpdl.result import Result, Status
-from dpdl.running import learn as learning
 
 #: Seconds between two looks at what has come back, and at the keyboard.
 LOOK = 0.02
 #: Seconds after Ctrl-C in which it has no effect once more.
 PATIENCE = 1.0
 
-log = logging.getLogger("dpdl")
+logger = logging.getLogger("dpdl")
 
 
 class Job(Protocol):
     """A run, but for its data set; can be sent away."""
 
-    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: _core.Interrupts) -> Result | None:
+    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
         """Take the steps; None if it is too late to begin."""
 
 
@@ -53,7 +52,7 @@ class Crew:
         dataset: Dataset,
         executor: cf.Executor,
         stop: _Stop,
-        interrupts: _core.Interrupts,
+        interrupts: Interrupts,
         results: dict[int, Result],
     ) -> None:
         self.dataset, self.executor, self.stop, self.interrupts = dataset, executor, stop, interrupts
@@ -82,8 +81,7 @@ class Crew:
                 raise RuntimeError(f"run {k} did not begin: a worker on this host does not see {self.stop.home}")
             if result is None or result.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
-        # In a thread that is not the main one, Python tells nobody.
-        if self.stop.is_set or (self.interrupts.came() and learning.nobody_else_minds()):
+        if self.stop.is_set or was_interrupted(self.interrupts):
             raise KeyboardInterrupt
 
     def leave(self) -> None:
@@ -109,7 +107,7 @@ class Crew:
             try:
                 result = future.result()
             except Exception as error:
-                log.warning("run %d did not come back: %r", k, error)
+                logger.warning("run %d did not come back: %r", k, error)
                 result = None
             if result is not None:
                 self.results[k] = result
@@ -126,7 +124,7 @@ def run(
     results: dict[int, Result] = {}
     with (
         suppress(KeyboardInterrupt),  # pressed once more, on the way out
-        _core.Interrupts() as interrupts,
+        Interrupts() as interrupts,
         _Stop(is_threads(executor)) as stop,
         Progress(len(jobs), progress, label=label) as bar,
     ):
@@ -222,7 +220,7 @@ class Caller:
 
 
 def _run_here(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
-    with _core.Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         result = job.run(dataset, stop.event.is_set, interrupts)
     if result is not None and result.status is Status.INTERRUPTED:
         stop.set()  # at once, before this thread begins with the next one
@@ -236,7 +234,7 @@ def _run_there(job: Job, k: int, path: str, fingerprint: str, caller: Caller) ->
     would take the steps with it.
     """
     stop = caller.watch(k)
-    with _core.Interrupts(guarded=not caller.is_this_process) as interrupts:
+    with Interrupts(guarded=not caller.is_this_process) as interrupts:
         return None if stop() else job.run(_opened(path, fingerprint), stop, interrupts)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import concurrent.futures as cf
 import dataclasses
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.result import Result
 from dpdl.running import averages
+from dpdl.running.arguments import RunKeywords, accepts
 from dpdl.running.averages import Spread
-from dpdl.running.many import Many
+from dpdl.running.jobs import Jobs
 from dpdl.settings import Settings
 
 
@@ -59,6 +59,7 @@ class Replicas:
         )
 
 
+@accepts(RunKeywords)
 def replicate(
     dataset: Dataset,
     settings: Settings | None = None,
@@ -66,10 +67,8 @@ def replicate(
     n: int,
     rng: np.random.Generator | int | None = None,
     executor: cf.Executor | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    progress: bool | None = None,
-    **keywords: Any,
+    **keywords: Unpack[RunKeywords],
 ) -> Replicas:
     """Run `learn` n times with independent randomness, and average.
 
@@ -120,11 +119,11 @@ def replicate(
     True
     """
     n = check.whole("n", n, at_least=1)
-    many = Many("replica", dataset, executor, checkpoint, resume, progress, keywords)
-    chosen = Settings.of(settings, many.settings)
-    many.check([chosen] * n)
-    seeds = many.plan(rng)
-    results = many.run(many.jobs([chosen] * n, [seeds.child(k) for k in range(n)]))
+    jobs = Jobs("replica", dataset, executor, resume, settings, dict(keywords))
+    chosen = [jobs.settings] * n
+    jobs.lay_out(chosen)
+    seeds = jobs.plan(rng)
+    results = jobs.run(chosen, [seeds.child(k) for k in range(n)])
     try:
         return _replicas(results, n)
     except KeyboardInterrupt:  # pressed a little late: the work is not lost
@@ -167,7 +166,7 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
         rows = [[*names, "status", "steps", "mass", "largest lam"]]
         for point, result in self:
             # 1 for an occupancy; far from it, the flow equation is far from being met.
-            x, reference = result.coordinates, result.reference
+            x, reference = result.x_table, result.reference
             n_unseen = reference.n_states * reference.n_actions - len(x.pairs)
             mass = (1 - result.settings.gamma) * float(x.values.sum() + n_unseen * x.elsewhere)
             cells = (result.status.name, f"{result.n_steps:,}", f"{mass:.3f}", f"{result.lam_mean.max(initial=0):.3g}")
@@ -186,6 +185,7 @@ def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
+@accepts(RunKeywords)
 def sweep(
     dataset: Dataset,
     settings: Settings | None = None,
@@ -193,10 +193,8 @@ def sweep(
     over: Mapping[str, Sequence[Any]],
     rng: np.random.Generator | int | None = None,
     executor: cf.Executor | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    progress: bool | None = None,
-    **keywords: Any,
+    **keywords: Unpack[RunKeywords],
 ) -> Sweep:
     """Run `learn` at every point of a grid.
 
@@ -225,14 +223,14 @@ def sweep(
     {'kappa': 0.0} [[0.5, 0.5]]
     {'kappa': 1.0} [[0.2, 0.8]]
     """
-    many = Many("point", dataset, executor, checkpoint, resume, progress, keywords)
-    points = _grid(over, keywords, rng)
+    points = _grid(over, dict(keywords), rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
-    chosen = [Settings.of(settings, many.settings | values) for values in named]
-    many.check(chosen)
+    jobs = Jobs("point", dataset, executor, resume, settings, dict(keywords) | named[0])
+    chosen = [Settings.of(jobs.settings, values) for values in named]
+    jobs.lay_out(chosen)
     written = [{name: _plain(value) for name, value in point.items()} for point in points]
-    seed = many.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
-    results = many.run(many.jobs(chosen, [point.get("rng", seed) for point in points]))
+    seed = jobs.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
+    results = jobs.run(chosen, [point.get("rng", seed) for point in points])
     numbers = sorted(results)
     return Sweep(
         points=tuple(points[k] for k in numbers),

@@ -1,16 +1,25 @@
-"""A folder that appears whole or not at all: written beside its place under another name, then renamed into it."""
+"""Files and folders that appear whole or not at all: written beside their place under a temporary name, then renamed.
+
+Whoever writes under a temporary name holds a lock on it, so that the next one who writes to the same target can tell
+what a killed process left behind, and remove it.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpdl.files.spare import OLD, lock, spare_name, sweep
+if sys.platform != "win32":
+    import fcntl
+
+TEMPORARY, OLD = ".tmp", ".old"
 
 
 @contextmanager
@@ -25,7 +34,7 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
     target = Path(os.path.realpath(path))
     _refuse_existing(target, overwrite, replaceable)
     with explained(target):
-        _sweep(target)
+        _remove_left_folders(target)
         temporary, descriptor = _new_folder(target)
     try:
         yield temporary
@@ -100,11 +109,11 @@ def _move(temporary: Path, target: Path) -> None:
 def _new_folder(target: Path) -> tuple[Path, int | None]:
     """A folder beside the target, and the lock on it for as long as this process is writing."""
     while True:
-        temporary = spare_name(target)
+        temporary = temporary_name(target)
         temporary.mkdir()
         if sys.platform == "win32":  # folders cannot be opened there
             return temporary, None
-        with suppress(FileNotFoundError, BlockingIOError):  # somebody swept it before it was locked: once more
+        with suppress(FileNotFoundError, BlockingIOError):  # removed by somebody else before it was locked: try again
             descriptor = os.open(temporary, os.O_RDONLY)
             try:
                 lock(descriptor)
@@ -115,10 +124,68 @@ def _new_folder(target: Path) -> tuple[Path, int | None]:
             return temporary, descriptor
 
 
-def _sweep(target: Path) -> None:
+def _remove_left_folders(target: Path) -> None:
     """Remove what killed processes left behind; an old folder only if it has been replaced."""
     if sys.platform == "win32":  # nothing tells live folders from abandoned ones there
         return
-    sweep(target, shutil.rmtree)
+    remove_leftovers(target, shutil.rmtree)
     if os.path.lexists(target):
-        sweep(target, shutil.rmtree, OLD)
+        remove_leftovers(target, shutil.rmtree, OLD)
+
+
+def temporary_name(target: Path) -> Path:
+    """A name that nobody else has, short enough for any file system that has room for 100 bytes of the target's."""
+    return target.with_name(f".{_short(target.name)}.{secrets.token_hex(8)}{TEMPORARY}")
+
+
+@contextmanager
+def temporary_file(target: Path) -> Iterator[Path]:
+    """Such a name for the time of a block, under which nothing is left."""
+    temporary = temporary_name(target)
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def lock(descriptor: int) -> None:
+    """Hold a lock on a file or folder until it is closed: what tells one that is being written from an abandoned one.
+
+    A process number in its name would not do: in two containers two processes may have the same one. A BlockingIOError
+    means that somebody else holds it.
+    """
+    if sys.platform == "win32":  # refuses to remove what is open
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # some network file systems have no locks; then nothing is ever removed there either
+        pass
+
+
+def remove_leftovers(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
+    """Remove what killed processes left beside a target."""
+    pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(suffix))
+    with suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if pattern.fullmatch(entry.name):
+                with suppress(OSError):
+                    _remove_unless_locked(entry.path, remove)
+
+
+def _remove_unless_locked(path: str, remove: Callable[[str], object]) -> None:
+    if sys.platform == "win32":
+        remove(path)
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(path)
+    finally:
+        os.close(descriptor)
+
+
+def _short(name: str) -> str:
+    return os.fsencode(name)[:100].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""Many runs of `learn` on one log: what they share, their seeds and their checkpoints."""
+"""Several runs on one log: what they share, their seeds and their checkpoints."""
 
 from __future__ import annotations
 
@@ -11,38 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from dpdl import _core
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.files.spare import sweep
-from dpdl.lasting import checkpoint as checkpoint_file
-from dpdl.lasting import saving as checkpointing
-from dpdl.learning.run import Setup, prepare
+from dpdl.files.atomic import remove_leftovers
+from dpdl.lasting import checkpoint, checkpoint_file
+from dpdl.lasting.interrupts import Interrupts
+from dpdl.learning.layout import Inputs, Layout
+from dpdl.learning.run import Run
 from dpdl.result import Point, Result
-from dpdl.running import learn as learning
-from dpdl.running import pool as _crew
-from dpdl.running.learn import CHECKPOINT_SECONDS, Options
+from dpdl.running import pool
+from dpdl.running.arguments import parse
+from dpdl.running.driver import drive
+from dpdl.running.options import Options
 from dpdl.settings import Settings
 
-#: What `learn` takes besides settings: what a run is made of, and how it is driven.
-_MADE_OF: dict[str, Any] = {
-    "rho0": None,
-    "initial_states": None,
-    "n_reference": None,
-    "reference": None,
-    "start": None,
-    "known": (),
-}
-_DRIVEN_BY = {
-    "callback": None,
-    "callback_every": None,
-    "callback_seconds": None,
-    "step_limit": None,
-    "time_limit": None,
-    "every": CHECKPOINT_SECONDS,
-    "check_slater": None,
-    "chunk": None,
-}
 #: Beside the checkpoints of runs, and in their format: where their seeds come from.
 PLAN = "plan"
 
@@ -75,53 +57,59 @@ class Seeds:
         return cls(np.random.SeedSequence(plan["entropy"], spawn_key=plan["spawn_key"]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """One run, but for its data set; can be sent away."""
+    """One run, but for its data set; can be sent away.
 
+    Threads share the layout, and those who run it elsewhere lay it out themselves.
+    """
+
+    layout: Layout | None
     settings: Settings
-    made_of: dict[str, Any]
+    inputs: Inputs
     options: Options
     seed: Any
 
-    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: _core.Interrupts) -> Result | None:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"layout": None}
+
+    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
         """Take the steps, from the checkpoint if there is one; None if it is too late to begin."""
         if stop():
             return None
         path, options = self.options.checkpoint, replace(self.options, stop=stop)
         if path is not None and path.exists():
-            setup = checkpointing.load(path, dataset, self.settings)
-            return learning.drive(setup, dataset, options, interrupts, new=False)
-        setup = prepare(dataset, self.settings, {}, rng=self.seed, **self.made_of)
-        return learning.drive(setup, dataset, options, interrupts, new=True)
+            return drive(checkpoint.load(path, dataset, self.settings), options, interrupts, new=False)
+        layout = self.layout or Layout.of(dataset, self.settings, self.inputs)
+        return drive(Run.of(layout, check.generator(self.seed)), options, interrupts, new=True)
 
 
-class Many:
-    """Arguments that several runs have in common, checked.
+class Jobs:
+    """Runs of one log that have all but settings and seeds in common; everything is checked before any begins.
 
-    Parameters are those of `replicate`; `name` is what a run is called in the names of checkpoints.
+    Parameters
+    ----------
+    name : str
+        What a run is called in the names of checkpoints.
+    dataset, executor, resume, keywords
+        As for `replicate`; keywords are those of `learn`.
     """
 
     def __init__(
         self,
         name: str,
-        dataset: Any,
+        dataset: Dataset,
         executor: Any,
-        checkpoint: Any,
         resume: Any,
-        progress: Any,
+        settings: Settings | None,
         keywords: dict[str, Any],
     ) -> None:
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
-        self.name, self.dataset, self.executor, self.progress = name, dataset, executor, progress
-        self.settings = {key: value for key, value in keywords.items() if key not in _MADE_OF | _DRIVEN_BY}
-        self.made_of = {key: keywords.get(key, default) for key, default in _MADE_OF.items()}
-        driven_by = {key: keywords.get(key, default) for key, default in _DRIVEN_BY.items()}
-        self.options = Options.checked(**driven_by, progress=progress, checkpoint=checkpoint)
-        self.threads = _crew.is_threads(executor)
+        self.name, self.dataset, self.executor = name, dataset, executor
+        self.settings, self.inputs, self.options = parse(dataset, settings, keywords)
+        self.layouts: list[Layout] = []
+        self.threads = pool.is_threads(executor)
         self.resume = check.flag("resume", resume)
-        if self.resume and checkpoint is None:
+        if self.resume and self.options.checkpoint is None:
             raise TypeError("resume needs checkpoint, the folder to go on from")
         self._check_executor()
 
@@ -138,36 +126,41 @@ class Many:
         if not self.threads and self.options.callback is not None:
             raise ValueError(f"callback cannot be called from the workers of a {kind}, only from threads")
 
-    def check(self, settings: list[Settings]) -> None:
+    def lay_out(self, settings: list[Settings]) -> None:
         """Look at everything that could be wrong with runs of these settings; nothing is written."""
-        setup: Setup | None = None
+        layout: Layout | None = None
         for k, one in enumerate(settings):
             if k == 0 or one != settings[k - 1]:
-                setup = prepare(self.dataset, one, {}, rng=0, **self.made_of)
-            assert setup is not None
+                layout = Layout.of(self.dataset, one, self.inputs, like=layout)
+            assert layout is not None
+            self.layouts.append(layout)
             path = self._path(k)
-            if path is not None:
-                checkpointing.can_be_saved(setup)
             if self.resume and path is not None and path.exists():
-                checkpointing.refuse_other_run(path, checkpointing.load(path, self.dataset, one), setup)
+                checkpoint.refuse_other_run(path, checkpoint.load(path, self.dataset, one).layout, layout)
 
-    def jobs(self, settings: list[Settings], seeds: list[Any]) -> list[Job]:
-        """One job for each."""
+    def run(self, settings: list[Settings], seeds: list[Any]) -> dict[int, Result]:
+        """Run them; results by number, without those that Ctrl-C kept from beginning."""
         options = replace(self.options, progress=False)
-        return [
-            Job(one, self.made_of, replace(options, checkpoint=self._path(k)), seed)
-            for k, (one, seed) in enumerate(zip(settings, seeds, strict=True))
+        jobs = [
+            Job(layout, one, self.inputs, replace(options, checkpoint=self._path(k)), seed)
+            for k, (layout, one, seed) in enumerate(zip(self.layouts, settings, seeds, strict=True))
         ]
+        try:
+            return pool.run(jobs, self.dataset, self.executor, f"{self.name}s", self.options.progress)
+        except Exception as error:
+            if self.options.checkpoint is not None:
+                error.add_note(f"The runs can go on from {self.options.checkpoint} with resume=True.")
+            raise
 
     def plan(self, rng: Any, **what: Any) -> Seeds:
         """Seeds of the runs; with checkpoints they are written down, and must be the same when the runs go on."""
         folder = self.options.checkpoint
         if folder is None:
             return Seeds(rng)
-        what |= {"runs": self.name, "start": _digest(self.made_of["start"])}
+        what |= {"runs": self.name, "start": _digest(self.inputs.start)}
         if not folder.parent.is_dir():
             raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
-        sweep(folder / PLAN)
+        remove_leftovers(folder / PLAN)
         if folder.exists() and any(folder.iterdir()):
             if self.resume:
                 return self._stored_plan(folder, rng, what)
@@ -185,15 +178,6 @@ class Many:
             if stored.get(name) != value:
                 raise ValueError(f"checkpoint: {folder} is of other runs: {name} = {stored.get(name)!r}, not {value!r}")
         return Seeds.read(stored)
-
-    def run(self, jobs: list[Job]) -> dict[int, Result]:
-        """Run them; results by number, without those that Ctrl-C kept from beginning."""
-        try:
-            return _crew.run(jobs, self.dataset, self.executor, f"{self.name}s", self.progress)
-        except Exception as error:
-            if self.options.checkpoint is not None:
-                error.add_note(f"The runs can go on from {self.options.checkpoint} with resume=True.")
-            raise
 
     def _path(self, k: int) -> Path | None:
         return None if self.options.checkpoint is None else self.options.checkpoint / f"{self.name}-{k}"

@@ -1,0 +1,196 @@
+"""Checkpoints: one file that holds everything a run needs to go on, bit for bit.
+
+Version 1 of the format, all numbers little-endian:
+
+    8 bytes     b"DPDLCKPT"
+    4 bytes     version of the format (uint32), now 1
+    8 bytes     length of the header (uint64)
+    header      one JSON object (ASCII): what `_checkpointing` says, and "arrays": a list of [name, dtype, shape]
+    arrays      their bytes, one after the other, in that order
+    32 bytes    SHA-256 of all that comes before
+
+It is written to a temporary file beside it, flushed to the disk, and renamed; the checkpoint that was there before is
+kept beside it with ``.previous`` appended. At every moment the path holds a whole checkpoint, the old or the new one.
+A process that is killed leaves its temporary file behind, which the next one removes. Nothing is ever unpickled, and no
+array is allocated before the file is known to hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl.data.header import parse_json
+from dpdl.files.atomic import explained, lock, refuse, sync, temporary_file
+
+MAGIC, VERSION = b"DPDLCKPT", 1
+_PREFIX = struct.Struct("<8sIQ")
+_DIGEST = 32
+_DTYPES = ("<f8", "<i8", "<i4")
+_MAX_DIMENSIONS = 3
+PREVIOUS = ".previous"
+
+
+def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *, new: bool = False) -> None:
+    """Put a checkpoint at `path`, whole or not at all; an OSError leaves the one that is there as it was.
+
+    With `new` it replaces nothing, and is a FileExistsError if there is something, however lately that came.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(Path(folder, "run"), {"n": 1}, {"x": np.arange(3.0)})
+    ...     header, arrays = read(Path(folder, "run"))
+    >>> header["n"], arrays["x"].tolist()
+    (1, [0.0, 1.0, 2.0])
+    """
+    plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
+    described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]
+    text = json.dumps(header | {"arrays": described}).encode("ascii")
+    parts: list[Any] = [
+        _PREFIX.pack(MAGIC, VERSION, len(text)),
+        text,
+        *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
+    ]
+    digest = hashlib.sha256()
+    trouble = explained(path, "the checkpoint could not be written")
+    with trouble, temporary_file(path) as temporary, open(temporary, "xb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(
+                path.with_name(path.name + PREVIOUS)
+            )  # a name that is too long shows now, not after the first hour
+        lock(file.fileno())
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+        if sys.platform == "win32":
+            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it has its name
+        if new:
+            _move_to_free(temporary, path)
+        else:
+            _keep_previous(path)
+            os.replace(temporary, path)
+        with contextlib.suppress(OSError):  # makes the renaming last through a power cut, where the platform can
+            sync(path.parent)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Give back header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
+        raise damaged(path, "it is not a regular file")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size  # of what was opened: the path may have got a new file by now
+        prefix = file.read(_PREFIX.size)
+        if len(prefix) < _PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
+            raise damaged(path, "it is not a dpdl checkpoint")
+        _, version, length = _PREFIX.unpack(prefix)
+        if version != VERSION:
+            raise damaged(path, f"its format has version {version}, this dpdl reads version {VERSION}")
+        if length > size - _PREFIX.size - _DIGEST:
+            raise damaged(path, f"its header of {length} bytes does not fit into its {size} bytes")
+        # The sum is checked before a word of the header is believed.
+        if _digest(file, size - _DIGEST) != file.read(_DIGEST):
+            raise damaged(path, "its checksum is wrong")
+        file.seek(_PREFIX.size)
+        try:
+            header = parse_json(file.read(length))
+            described = _described(header, size - _PREFIX.size - length - _DIGEST)
+        except (ValueError, RecursionError) as error:
+            raise damaged(path, str(error)) from None
+        arrays = {}
+        for name, dtype, shape in described:
+            raw = file.read(math.prod(shape) * dtype.itemsize)
+            if len(raw) < math.prod(shape) * dtype.itemsize:
+                raise damaged(path, "it became shorter while it was read")
+            arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
+    return header, arrays
+
+
+def _described(header: Any, n_bytes: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Take the description of the arrays, which together have `n_bytes`, out of the header."""
+    if not isinstance(header, dict) or not isinstance(header.get("arrays"), list):
+        raise ValueError("its header has no list of arrays")
+    found, left = {}, n_bytes
+    for item in header.pop("arrays"):
+        if not isinstance(item, list) or [type(part) for part in item] != [str, str, list]:
+            raise ValueError(f"an array is described as {item!r:.200}")
+        name, dtype, shape = item
+        sound = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and 0 <= n <= n_bytes for n in shape)
+        if name in found or dtype not in _DTYPES or not sound:
+            raise ValueError(f"array {name!r:.200} has dtype {dtype!r:.200} and shape {shape!r:.200}")
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size > left:
+            raise ValueError(f"array {name!r} of {size} bytes does not fit into the {left} that are left")
+        left -= size
+        found[name] = name, np.dtype(dtype), tuple(shape)
+    if left:
+        raise ValueError(f"{left} bytes belong to no array")
+    return list(found.values())
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise a FileExistsError if a new run would replace something."""
+    if path.is_dir():
+        refuse(path, "it is a folder, and a checkpoint is a file")
+    if os.path.lexists(path):
+        refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
+
+
+def _keep_previous(path: Path) -> None:
+    """Give the checkpoint at `path` a second name, so that it outlives its successor's arrival at the first one."""
+    if not path.exists():
+        return
+    with temporary_file(path) as spare:
+        try:
+            os.link(path, spare)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, spare)
+        os.replace(spare, path.with_name(path.name + PREVIOUS))
+
+
+def _move_to_free(temporary: Path, path: Path) -> None:
+    """Give a file its name unless something has that name: of two runs that begin together, one is refused."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        refuse_existing(path)
+        raise
+    except OSError:  # a file system without hard links
+        refuse_existing(path)
+        os.replace(temporary, path)
+
+
+def _digest(file: Any, n_bytes: int) -> bytes:
+    """SHA-256 of the first n bytes, leaving the file after them."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while n_bytes:
+        part = file.read(min(n_bytes, 1 << 20))
+        if not part:
+            break
+        digest.update(part)
+        n_bytes -= len(part)
+    return digest.digest()
+
+
+def damaged(path: Path, what: str) -> ValueError:
+    """Make the error that a checkpoint cannot be used, which says where the one before it is."""
+    previous = path.with_name(path.name + PREVIOUS)
+    hint = f"; the one before it is at {previous}" if previous.exists() else ""
+    return ValueError(f"checkpoint {path} cannot be used: {what}{hint}")

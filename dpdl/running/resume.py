@@ -1,0 +1,61 @@
+"""`resume`: go on with a run, or with algorithm 2, from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Unpack
+
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+from dpdl.lasting import checkpoint
+from dpdl.lasting.interrupts import Interrupts
+from dpdl.result import Result
+from dpdl.running import adaptive
+from dpdl.running.arguments import accepts
+from dpdl.running.driver import drive
+from dpdl.running.options import OptionKeywords, Options
+from dpdl.settings import Settings
+
+
+@accepts(OptionKeywords, but=("checkpoint",))
+def resume(
+    path: str | os.PathLike[str],
+    dataset: Dataset,
+    settings: Settings | None = None,
+    **keywords: Unpack[OptionKeywords],
+) -> Result:
+    """Go on with a run from its checkpoint: the result is bit for bit that of a run which was never interrupted.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint of `learn` or `learn_adaptive`, which is kept up to date as the run goes on.
+    dataset : Dataset
+        The log of the run; any other is refused.
+    settings : Settings, optional
+        What the settings are believed to be; if the checkpoint has others, it is refused.
+    **keywords
+        callback, callback_every, callback_seconds, progress, step_limit, time_limit, every, check_slater, chunk: as for
+        `learn`. Limits count from the beginning of the run (steps) and from now (time).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dpdl import learn
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> options = {"gamma": 0.5, "psi": 2, "slater": 1, "T": 1000, "rho0": [1.0]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "run")
+    ...     half = learn(log, **options, rng=0, step_limit=500, checkpoint=path)
+    ...     whole = resume(path, log)
+    >>> half.status.name, whole.n_steps, bool((whole.x_mean == learn(log, **options, rng=0).x_mean).all())
+    ('STEP_LIMIT', 1000, True)
+    """
+    if "checkpoint" in keywords:
+        raise TypeError("resume keeps the checkpoint that it goes on from; checkpoint cannot be given")
+    options = Options.of(**keywords, checkpoint=check.path("path", path))
+    assert options.checkpoint is not None
+    with Interrupts() as interrupts:
+        if options.checkpoint.is_dir():
+            return adaptive.resume_levels(options.checkpoint, dataset, settings, options, interrupts)
+        return drive(checkpoint.load(options.checkpoint, dataset, settings), options, interrupts, new=False)
