@@ -21,8 +21,8 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
 
-Everything else follows from the data set. What is read is checked before the core, which checks nothing, gets to see
-it: a file whose checksum is right may still have been made by anybody.
+Everything else follows from the data set. What is read is checked before the core, which checks nothing, goes on with
+it (`_state`): a file whose checksum is right may still have been made by anybody.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, _packed, checkpoint
+from . import _packed, _state, checkpoint
 from . import _validation as check
 from ._setup import Facts, Setup, assemble
 from ._spare import sweep
@@ -47,7 +47,6 @@ from .settings import ESTIMATE, Resolved, Settings
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _NAMES = {"dpdl", "fingerprint", "settings", "facts", "reference", "generator"}
 _SIZES = ("n_samples", "n_states", "n_actions")
-_AHEAD = ("records_ahead", "initial_ahead")
 
 
 def can_be_saved(setup: Setup) -> None:
@@ -184,45 +183,8 @@ def _put_together(
     blank = np.zeros(len(packed.c)), np.zeros(dataset.n_states), np.zeros(dataset.n_utilities)
     generator = _generator(header["generator"])
     setup = assemble(packed, resolved, reference, initial, facts, len(descent), generator, blank)
-    _check_state(arrays, setup, len(descent))
-    setup.core.restore(arrays)
+    _state.restore(setup, arrays, len(descent))
     return setup
-
-
-def _check_state(arrays: dict[str, NDArray[Any]], setup: Setup, n_records: int) -> None:
-    """Every array as the core has it, every number finite, every index and every count in its range."""
-    blank = setup.core.state()
-    if arrays.keys() != blank.keys():
-        raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(blank)}")
-    n_ahead = arrays[_AHEAD[0]].size
-    for name, array in arrays.items():
-        shape = (n_ahead,) if name in _AHEAD else blank[name].shape
-        if array.shape != shape or array.dtype != blank[name].dtype:
-            raise ValueError(f"{name} is {array.dtype}{array.shape}, not {blank[name].dtype}{shape}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"{name} holds a number that is not finite")
-    if n_ahead > _core.BLOCK_SIZE:
-        raise ValueError(f"{n_ahead} draws are more than are ever made ahead")
-    counters, (since, next_refresh) = arrays["counters"].tolist(), arrays["steps"].tolist()
-    steps, refresh = counters[0], int(blank["steps"][1])
-    drawn = 0 if setup.settings.order == "replacement" else (steps + n_ahead) % n_records
-    if not 0 <= steps <= setup.settings.T or sum(counters[1:5]) != steps or min(counters) < 0:
-        raise ValueError(f"its counters {counters} do not fit together")
-    for name, array, low, high in (
-        ("records_ahead", arrays["records_ahead"], 0, n_records - 1),
-        ("initial_ahead", arrays["initial_ahead"], 0, len(setup.initial) - 1),
-        ("V_since", arrays["V_since"], 0, steps),
-        ("the step of the last shift", np.array(since), 0, steps),
-        ("the step of the next refresh", np.array(next_refresh), steps + 1, steps + refresh),
-        ("position", arrays["position"], drawn, drawn),
-        ("permutation", arrays["permutation"], 0, n_records - 1),
-    ):
-        if array.size and not low <= array.min() <= array.max() <= high:
-            raise ValueError(f"{name} is out of range: {array.min()} .. {array.max()}, not {low} .. {high}")
-    there = np.zeros(arrays["permutation"].size, dtype=bool)
-    there[arrays["permutation"]] = True
-    if not there.all():
-        raise ValueError("permutation holds a record twice")
 
 
 def _listed(state: Any) -> Any:

@@ -11,7 +11,11 @@ from ._packed import Packed
 Array = NDArray[np.float64]
 
 CODES: dict[int, str]
+COUNTERS: tuple[str, ...]
 BLOCK_SIZE: int
+N_MOMENTS: int
+MAX_ITERATIONS: int
+THRESHOLD: float
 
 class XUpdate(NamedTuple):
     log_x: Array

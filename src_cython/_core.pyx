@@ -42,7 +42,11 @@ cdef enum:
     AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes that the caches hold anyway
 
+# What the checks of a stored state need to know.
 BLOCK_SIZE = BLOCK
+N_MOMENTS = _lazy.N_MOMENTS
+MAX_ITERATIONS = _kkt.MAX_ITERATIONS
+THRESHOLD = 0.25        # of tau: a bin beyond it is rebased
 
 VALUE_DTYPE = np.dtype([("v", "f8"), ("sum", "f8"), ("low", "f8"), ("since", "i8")])
 MULTIPLIER_DTYPE = np.dtype([("log", "f8"), ("lam", "f8"), ("sum", "f8"), ("low", "f8")])
@@ -348,7 +352,7 @@ cdef class LazyCore(Core):
     cdef object frame, moments
     cdef bint far       # the data does not fit the caches
 
-    def __init__(self, problem, bins, Sampler sampler, log_x, V, log_lam, int64_t refresh, double threshold=0.25,
+    def __init__(self, problem, bins, Sampler sampler, log_x, V, log_lam, int64_t refresh, double threshold=THRESHOLD,
                  double reach=0.375):
         cdef int64_t n = len(log_x), n_bins = len(bins.centre)
         super().__init__(problem, sampler, V, log_lam)

@@ -8,7 +8,9 @@ import traceback
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from dpdl import learning
 from dpdl.dataset import Dataset
 from dpdl.learning import learn, resume
 
@@ -49,6 +51,23 @@ GOOD = {
 
 def run(log=LOG, **changes):
     return learn(log, **{**GOOD, "rho0": RHO0, "rng": 5, **changes})
+
+
+def break_off(path, n_steps, *, log=LOG, **changes):
+    """A run that is interrupted a step or a few after that one, in the middle of a block of draws."""
+    run(log, checkpoint=path, step_limit=n_steps, **changes)
+    return nudge(path, log)
+
+
+def nudge(path, log):
+    """Go on with a run by a step or a few, which leaves thousands of draws that were made ahead."""
+
+    def press(result):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "CHUNK_SECONDS", 0.0)
+        return resume(path, log, callback=press, callback_seconds=0)
 
 
 def bits(result):

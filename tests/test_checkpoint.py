@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 
 import dpdl
-from dpdl import _checkpointing, checkpoint, learning
+from dpdl import _checkpointing, checkpoint
 from dpdl.dataset import Dataset
 from dpdl.learning import learn, resume
 from dpdl.reference import Reference, estimate_reference
 from dpdl.result import Status
 from dpdl.settings import Settings
-from long_runs import GOOD, LOG, RHO0, Mother, T, bits, greedy_log, run
+from long_runs import GOOD, LOG, RHO0, Mother, T, bits, break_off, greedy_log, run
 from problems import ORDERS, random_log
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
@@ -53,19 +53,6 @@ def identity(path):
     """Changes whenever another file takes the place of this one."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
-
-
-def break_off(path, n_steps, **changes):
-    """A run that is interrupted a step or a few after that one, in the middle of a block of draws."""
-
-    def press(result):
-        raise KeyboardInterrupt
-
-    log = changes.get("log", LOG)
-    run(checkpoint=path, step_limit=n_steps, **changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "CHUNK_SECONDS", 0.0)  # back after a step or so, with thousands drawn ahead
-        return resume(path, log, callback=press, callback_seconds=0)
 
 
 # ---- Going on, bit for bit ----
@@ -243,9 +230,11 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
         for k in range(n_lives):
             before, patience = identity(path), time.monotonic() + 30
             child = mother.bear("go_on_endlessly", str(path))
-            while k % 5 and identity(path) == before:  # four out of five live to write
-                assert time.monotonic() < patience
-                time.sleep(0.0005)
+            for _ in range(2 if k % 5 else 0):  # four out of five live to write what they began with, and then some
+                while identity(path) == before:
+                    assert time.monotonic() < patience
+                    time.sleep(0.0005)
+                before = identity(path)
             time.sleep(rng.uniform(0, 0.015))
             os.kill(child, signal.SIGKILL)
             assert mother.bury() == -signal.SIGKILL
@@ -254,7 +243,7 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
             checkpoint.read(path.with_name(path.name + checkpoint.PREVIOUS))
             steps.append(int(arrays["counters"][0]))
     assert (np.diff(steps) >= 0).all()
-    assert len(set(steps)) > n_lives // 4  # many lives were long enough to get on
+    assert len(set(steps)) > n_lives // 2  # most lives were long enough to get on
     assert seen  # and some ended in the middle of writing,
     limit = steps[-1] + 1000
     assert bits(resume(path, LOG, step_limit=limit)) == bits(run(T=10**12, order=order, step_limit=limit))
@@ -560,7 +549,7 @@ NONSENSE = {
     "a setting left open": (say("settings", eta=None), "its settings are not complete"),
     "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time is to be estimated"),
     "a word for a number": (say("settings", T="many"), "T must be a whole number, got str"),
-    "steps beyond T": (say("settings", T=1000), "do not fit together"),
+    "steps beyond T": (say("settings", T=1000), "which must lie between 0 and 1000"),
     "facts of another kind": (say("facts", kind="trajectory"), "kind 'trajectory', unlike the data set"),
     "facts of other utilities": (say("facts", n_utilities=3), "3 utilities"),
     "facts that are no flags": (say("facts", fresh="yes"), "fresh must be True or False"),
@@ -588,35 +577,67 @@ NONSENSE = {
     "a V too long": (give(V=np.zeros((3, 13))), "V is float64(3, 13), not float64(3, 12)"),
     "an x too short": (give(x=np.zeros((4, 3))), "x is float64(4, 3), not float64(4, "),
     "a frame of whole numbers": (lambda h, a: a.update(frame=a["frame"].astype(np.int64)), "frame is int64"),
-    "V not a number": (put("V", (0, 3), np.nan), "V holds a number that is not finite"),
-    "x infinite": (put("x", (0, 0), -np.inf), "x holds a number that is not finite"),
-    "lam not a number": (put("lam", (1, 1), np.nan), "lam holds a number that is not finite"),
-    "sums infinite": (put("sums", 2, np.inf), "sums holds a number that is not finite"),
-    "moments not a number": (put("moments", (1, 0, 5), np.nan), "moments holds a number that is not finite"),
-    "negative steps": (put("counters", 0, -1), "do not fit together"),
-    "more steps than T": (put("counters", 0, 2**62), "do not fit together"),
-    "cases that do not add up": (put("counters", 1, 10**6), "do not fit together"),
-    "a negative count": (put("counters", 9, -1), "do not fit together"),
-    "V from the future": (put("V_since", 0, 10**9), "V_since is out of range"),
-    "V from before the beginning": (put("V_since", 5, -1), "V_since is out of range"),
-    "a shift from the future": (put("steps", 0, 10**9), "the step of the last shift is out of range"),
-    "a refresh in the past": (put("steps", 1, 5), "the step of the next refresh is out of range"),
-    "a refresh too far away": (put("steps", 1, 2**62), "the step of the next refresh is out of range"),
-    "records that do not exist": (put("records_ahead", 0, 300), "records_ahead is out of range"),
-    "negative records": (put("records_ahead", 0, -1), "records_ahead is out of range"),
-    "initial states that do not exist": (put("initial_ahead", 0, 12), "initial_ahead is out of range"),
+    "V not a number": (put("V", (0, 3), np.nan), "V[0][3] = nan, which must lie between -0.5"),
+    "x infinite": (put("x", (0, 0), -np.inf), "x[0][0] = -inf, which must lie between -1.79"),
+    "lam not a number": (put("lam", (1, 1), np.nan), "lam[1][1] = nan, which must lie between "),
+    "sums infinite": (put("sums", 2, np.inf), "sums[2] = inf, which must lie between "),
+    "a past sum that is no number": (put("moments", (1, 0, 5), np.nan), "moments[1][0, 5] = nan, which must lie "),
+    "negative steps": (put("counters", 0, -1), "counters[0] = -1, which must lie between 0 "),
+    "more steps than T": (put("counters", 0, 2**62), "which must be 4611686018427387904"),
+    "cases that do not add up": (put("counters", 1, 10**6), "number of steps in the four cases = 100"),
+    "a negative count": (put("counters", 9, -1), "counters[9] = -1, which must lie between 0 "),
+    "V from the future": (put("V_since", 0, 10**9), "V_since[0] = 1000000000, which must lie between 0 "),
+    "V from before the beginning": (put("V_since", 5, -1), "V_since[5] = -1, which must lie between 0 "),
+    "a shift from the future": (put("steps", 0, 10**9), "steps[0] = 1000000000, which must lie between 1455 "),
+    "a refresh in the past": (put("steps", 1, 5), "steps[1] = 5, which must be 15"),
+    "a refresh too far away": (put("steps", 1, 2**62), "steps[1] = 4611686018427387904, which must be 15"),
+    "records that do not exist": (put("records_ahead", 0, 300), "records_ahead[0] = 300, which must lie between 0 "),
+    "negative records": (put("records_ahead", 0, -1), "records_ahead[0] = -1, which must lie between 0 "),
+    "initial states that do not exist": (put("initial_ahead", 0, 12), "initial_ahead[0] = 12, which must lie "),
     "draws without a partner": (give(initial_ahead=np.zeros(5, np.int32)), "initial_ahead is int32(5,), not int32("),
     "too many draws": (
         give(records_ahead=np.zeros(4097, np.int64), initial_ahead=np.zeros(4097, np.int32)),
-        "4097 draws are more than are ever made ahead",
+        "number of draws made ahead = 4097, which must lie between 0 and 40",
     ),
     "draws in two rows": (
         give(records_ahead=np.zeros((2, 2), np.int64), initial_ahead=np.zeros((2, 2), np.int32)),
         "records_ahead is int64(2, 2), not int64(4,)",
     ),
-    "a position out of range": (put("position", 0, 300), "position is out of range"),
-    "a position that cannot be": (lambda h, a: a["position"].__ixor__(1), "position is out of range"),
-    "a permutation out of range": (put("permutation", 0, 300), "permutation is out of range"),
+    "a position out of range": (put("position", 0, 300), "position[0] = 300, which must be "),
+    "a position that cannot be": (lambda h, a: a["position"].__ixor__(1), ", which must be "),
+    "a permutation out of range": (put("permutation", 0, 300), "permutation[0] = 300, which must lie between 0 "),
+    "V far outside": (put("V", (0, 7), 1e308), "V[0][7] = 1e+308, which must lie between -0.5"),
+    "a sum of V without a step": (
+        lambda h, a: (a["V_since"].fill(0), a["V"][1:].fill(1.0)),
+        "V[1][0] = 1.0, which must be ",
+    ),
+    "a large sum of V": (put("V", (1, 7), 1e5), "V[1][7] = 100000.0, which must lie between -"),
+    "what the sum of V lost": (put("V", (2, 7), 1.0), "V[2][7] = 1.0, which must lie between -"),
+    "lam outside of its simplex": (
+        put("lam", (slice(0, 2), 0), [700.0, np.exp(700.0)]),
+        "lam[0][0] = 700.0, which must",
+    ),
+    "lam without its logarithm": (put("lam", (1, 0), 1.0), "lam[1][0] = 1.0, which must lie between "),
+    "a negative sum of lam": (put("lam", (2, 1), -1.0), "lam[2][1] = -1.0, which must lie between 0"),
+    "z below zero": (put("x", (1, 4), -1.0), "x[1][4] = -1.0, which must lie between "),
+    "z above its cap": (put("x", (slice(0, 2), 4), [9.0, np.exp(9.0)]), "x[0][4] = 9.0, which must lie between "),
+    "z of another sum": (
+        lambda h, a: put("x", (slice(0, 2), a["x"][1].argmax()), [-30.0, np.exp(-30.0)])(h, a),
+        "sums[0] = ",
+    ),
+    "a large past sum of x": (put("x", (2, 4), 1e308), "sum over the steps of x[4] = 1e+308, which must lie between "),
+    "a negative past sum of x": (put("x", (2, 4), -1e3), "sum over the steps of x[4] = -"),
+    "what the past sum of x lost": (put("x", (3, 4), 0.1), "x[3][4] = 0.1, which must lie between -"),
+    "a shift backwards": (put("frame", (0, 0), -0.1), "frame[0][0] = -0.1, which must lie between 0"),
+    "a shift too far": (put("frame", (0, 0), 1.1), "frame[0][0] = 1.1, which must lie between 0"),
+    "tau beyond the series": (put("frame", (1, 0), 0.3), "frame[1][0] = 0.3, which must lie between 0"),
+    "a factor of another shift": (put("frame", (2, 0), 0.99), "frame[2][0] = 0.99, which must lie between "),
+    "moments of other pairs": (put("moments", (0, 0, 0), 7.0), "moments[0][0, 0] = 7.0, which must lie between "),
+    "a past sum of the bins": (put("moments", (1, 0, 0), 1e308), "moments[1][:, 0][0] = 1e+308, which must "),
+    "a kept sum that is off": (put("sums", 0, 1.0), "sums[0] = 1.0, which must lie between "),
+    "too many rebases": (put("counters", 8, 10**9), "counter rebases = 1000000000, which must lie between "),
+    "too much work": (put("counters", 6, 2**62), "counter iterations = 4611686018427387904, which must lie between "),
+    "a record out of turn": (put("records_ahead", -1, 7), ", which must be "),
     "a record twice": (put("permutation", slice(None), 7), "permutation holds a record twice"),
 }
 
@@ -657,23 +678,6 @@ def test_a_generator_in_an_impossible_state_is_refused(name, edit, path):
     edited(path, lambda header, _: edit(header["generator"]), "replacement", name)
     with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ")):
         resume(path, LOG)
-
-
-def test_numbers_that_mean_nothing_end_in_a_result_or_an_error_and_nothing_worse(path):
-    break_off(path, 1500, order="shuffle")
-    header, arrays = checkpoint.read(path)
-    rng = np.random.default_rng(6)
-    ends = set()
-    for _ in range(150):
-        wrong = {name: array.copy() for name, array in arrays.items()}
-        name = rng.choice([name for name in wrong if wrong[name].dtype.kind == "f" and name != "initial"])
-        flat = wrong[name].reshape(-1)
-        where = rng.random(flat.size) < rng.choice([0.02, 0.5, 1.0])
-        flat[where] = rng.choice([0.0, -1.0, 1e-300, 1e300, -1e300, 1e5, -1e5], where.sum())
-        checkpoint.write(path, header, wrong)
-        with np.errstate(all="ignore"):
-            ends.add(resume(path, LOG, check_slater=False).status)
-    assert ends <= {Status.COMPLETED, Status.NUMERICAL_ERROR}
 
 
 # ---- What does not belong together ----

@@ -399,6 +399,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"rho0": [0.4, 0.3, 0.2]}, ValueError, "rho0 must have shape (4,), got (3,)"),
         ({"rho0": [[0.4, 0.3, 0.2, 0.1]]}, ValueError, "rho0 must have shape (4,), got (1, 4)"),
         ({"rho0": [0.4, 0.3, 0.2, 0.0]}, ValueError, "rho0 must sum to 1, got 0.9"),
+        ({"rho0": [1e308] * 4}, ValueError, "rho0 must sum to 1, got inf"),
         ({"rho0": [0.4, -0.3, 0.8, 0.1]}, ValueError, "rho0[1] = -0.3 must be >= 0"),
         ({"rho0": [0.4, 0.3, np.nan, 0.1]}, ValueError, "rho0[2] = nan must be finite"),
         ({"rho0": [0.4, 0.3, np.inf, 0.1]}, ValueError, "rho0[2] = inf must be finite"),
