@@ -30,12 +30,11 @@ GENEROUS = 1.0
 @pytest.fixture(autouse=True)
 def default_handler():
     """Python's own handler of SIGINT before and after, down to the address that the kernel knows."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     address = handler_address()
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert handler_address() == address
-    signal.signal(signal.SIGINT, before)
 
 
 def handler_address():
@@ -408,17 +407,49 @@ def test_what_was_counted_is_told_once():
         assert not second.came()
 
 
-def script(text):
+#: Before a command: begin as the background jobs of a shell script do.
+DEAF = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
+def script(text, *, before=()):
     """Run a program in a process of its own, and give back what it says."""
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n" + textwrap.dedent(text)],
+        [*before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n" + textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+@posix
+def test_in_a_process_that_was_started_with_sigint_ignored_it_stays_ignored_until_there_is_a_handler():
+    assert script(
+        """
+        import os, signal, threading
+        from long_runs import run
+        def learned():
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            result = run(T=10**12, time_limit=0.4)
+            timer.join()
+            return result.status.name
+        print(learned())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(learned())
+        """,
+        before=DEAF,
+    ) == ["TIME_LIMIT", "INTERRUPTED"]
+
+
+@posix
+def test_these_tests_do_not_depend_on_how_they_were_started():
+    root, test = Path(__file__).parents[1], "tests/test_learn.py::test_an_interrupt_comes_through_without_a_callback"
+    command = [*DEAF, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @posix
