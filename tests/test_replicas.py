@@ -135,17 +135,41 @@ def test_the_average_and_the_spread_are_those_of_the_replicas(log):
 
 
 def test_replicas_that_took_more_steps_weigh_more(log):
+    limits = [1000, 3000, 2000]
+
     def callback(result):
-        if result.n_steps >= limits[threading.get_ident() % 2]:
+        if result.n_steps == limits[0]:
+            limits.pop(0)
             raise StopIteration
 
-    limits = (1000, 3000)
-    with cf.ThreadPoolExecutor(1) as pool:
-        found = replicate(log, SETTINGS, n=2, rho0=RHO0, rng=7, executor=pool, callback=callback, callback_every=1000)
-    steps = np.array([one.n_steps for one in found.results])
-    x = np.array([one.x_mean for one in found.results])
-    np.testing.assert_allclose(found.result.x_mean, np.tensordot(steps / steps.sum(), x, 1), rtol=1e-13)
+    with cf.ThreadPoolExecutor(1) as pool:  # one after the other
+        found = replicate(log, SETTINGS, n=3, rho0=RHO0, rng=7, executor=pool, callback=callback, callback_every=1000)
+    assert [one.n_steps for one in found.results] == [1000, 3000, 2000]
+    assert found.result.n_steps == 6000
     assert found.result.status is Status.STOPPED
+    shares = np.array([1, 3, 2]) / 6
+
+    def mean(of):
+        return np.tensordot(shares, [of(one) for one in found.results], 1)
+
+    def deviation(of):  # unbiased for weights that say how reliable a value is
+        return np.sqrt(mean(lambda one: (of(one) - mean(of)) ** 2) / (1 - sum(shares**2)))
+
+    for of in (
+        lambda one: one.x_mean,
+        lambda one: one.V_mean,
+        lambda one: one.lam_mean,
+        lambda one: one.last.x,
+        lambda one: one.last.V,
+        lambda one: np.exp(one.last.log_lam),
+    ):
+        np.testing.assert_allclose(of(found.result), mean(of), rtol=1e-12)
+    for name in ("x", "V", "lam"):
+        expected = deviation(lambda one, name=name: getattr(one, f"{name}_mean"))
+        np.testing.assert_allclose(getattr(found.spread, name), expected, rtol=1e-9)
+    visits = found.result.x_mean.sum(axis=1) / found.result.x_mean.sum()
+    apart = mean(lambda one: abs(one.policy - found.result.policy).sum(axis=1) @ visits / 2)
+    assert found.spread.policy_distance == pytest.approx(apart)
 
 
 def test_one_replica_has_no_spread(log):
