@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from dpdl import Dataset, Result, Status, learn
-from dpdl.lasting import saving as _checkpointing
-from dpdl.learning import run as _setup
+from dpdl.lasting import checkpoint
+from dpdl.learning.run import Run
 from problems import LOOSE, make_log
 
 MAIN, WORKER, REFRESH = "main thread", "other thread", "during a refresh"
@@ -129,8 +129,8 @@ class Lasting:
     def cost(self, log: Log, size: int) -> None:
         """What a checkpoint and a callback cost, by the stopwatch and by the throughput of runs with and without."""
         steps: dict[str, list[int]] = {"neither": [], "checkpoint": [], "callback": []}
-        saves = Stopwatch(_checkpointing, "save")
-        results = Stopwatch(_setup.Setup, "result")
+        saves = Stopwatch(checkpoint, "save")
+        results = Stopwatch(Run, "result")
         with tempfile.TemporaryDirectory() as folder:
             for k in range(self.rounds):
                 path = Path(folder, str(k))

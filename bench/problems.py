@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdl import _core, exact, theory
+from dpdl import _core, exact
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import estimate_reference
-from dpdl.learning.bins import Bins
-from dpdl.learning.layout import Packed
+from dpdl.learning.layout import Inputs, Layout
 from dpdl.learning.twin import Twin
-from dpdl.result import Coordinates
 from dpdl.settings import Settings
 
 ACTIONS, BRANCHING, RECORDS_PER_PAIR = 10, 5, 10
@@ -34,37 +31,20 @@ class Bench:
         self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=10**8, floor=1e-8).resolve(
             n_states, ACTIONS, n_utilities
         )
-        self.reference = estimate_reference(self.dataset, self.settings.floor)
-        self.packed = Packed.build(self.dataset, self.reference, self.settings)
-        self.n_coordinates = len(self.packed.c)
+        rho0 = np.full(n_states, 1 / n_states)
+        self.layout = Layout.of(self.dataset, self.settings, Inputs.of(self.dataset, rho0=rho0))
+        self.n_coordinates = len(self.layout.coordinates.c)
 
-    def sampler(self, seed: int = 1) -> _core.Sampler:
-        n = self.dataset.n_states
-        states = np.arange(n, dtype=np.int32)
-        return _core.Sampler(np.random.PCG64(seed), len(self.dataset), "replacement", states, np.full(n, 1 / n))
-
-    def start(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The paper's starting point, by coordinates."""
-        d, s = self.dataset, self.settings
-        share = theory.sparsity(d.n_states, d.n_actions, d.n_utilities) / (d.n_states * d.n_actions) / (1 - s.gamma)
-        x = share / self.packed.c
-        if self.packed.n_unseen:
-            x[-1] *= self.packed.n_unseen
-        return x, np.zeros(d.n_states), np.full(d.n_utilities, 1 / (s.slater * d.n_utilities))
+    def sampler(self, seed: int) -> _core.Sampler:
+        return self.layout.sampler(np.random.Generator(np.random.PCG64(seed)))
 
     def lazy(self, seed: int = 1) -> _core.LazyCore:
-        x, V, lam = self.start()
-        refresh = max(2**16, 4 * len(x))
-        return _core.LazyCore(
-            self.packed, Bins.of(self.packed.c), self.sampler(seed), np.log(x), V, np.log(lam), refresh
-        )
+        return _core.LazyCore(self.layout, self.sampler(seed), *self.layout.start())
 
     def eager(self, after: _core.LazyCore | None = None) -> _core.EagerCore:
         """The eager core, from the start or from where a lazy one has got to."""
-        if after is None:
-            x, V, lam = self.start()
-            return _core.EagerCore(self.packed, self.sampler(2), np.log(x), V, np.log(lam))
-        return _core.EagerCore(self.packed, self.sampler(2), after.log_x, after.point[1], after.log_lam)
+        start = self.layout.start() if after is None else (after.log_x, after.point[1], after.log_lam)
+        return _core.EagerCore(self.layout, self.sampler(2), *start)
 
     def concentrability(self) -> float:
         """C* of the empirical model, for small problems."""
@@ -76,12 +56,10 @@ class Bench:
 
     def twin(self, after: _core.LazyCore) -> Twin:
         """The plain-NumPy step, from where a lazy core has got to."""
-        n_unseen = self.packed.n_unseen
-        elsewhere = after.log_x[-1] - np.log(n_unseen) if n_unseen else 0.0
-        values = Coordinates(self.packed.pairs, after.log_x[: len(self.packed.pairs)], elsewhere)
-        mu_hat = self.reference.mu_hat
+        mu_hat = self.layout.reference.mu_hat
         twin = Twin(self.dataset, mu_hat, self.settings, mu_hat, *after.point[1:])
-        twin.log_x = values.dense(self.dataset.n_states, self.dataset.n_actions).ravel()  # x itself may underflow
+        table = self.layout.coordinates.log_table(after.log_x)  # x itself may underflow
+        twin.log_x = table.dense(self.dataset.n_states, self.dataset.n_actions).ravel()
         return twin
 
 

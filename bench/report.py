@@ -145,9 +145,10 @@ class Report:
 
     def memory(self) -> None:
         problem = self.problem(100_000, LOOSE)
-        core, packed, n = problem.lazy(), problem.packed, problem.n_coordinates
-        arrays = (core.members, core.bins.order, core.bins.bin, core.bins.d, packed.c, packed.log_cap, packed.state)
-        reference = (problem.reference.pairs, problem.reference.counts, packed.pairs)
+        core, layout, n = problem.lazy(), problem.layout, problem.n_coordinates
+        each, bins = layout.coordinates, layout.coordinates.bins
+        arrays = (core.members, core.settled, bins.order, bins.bin, bins.d, each.c, each.mu_hat, each.state)
+        reference = (layout.log_cap, layout.reference.pairs, layout.reference.counts, each.pairs)
         self.figures["bytes_per_transition"] = problem.dataset.records.itemsize
         self.figures["bytes_per_pair"] = sum(array.nbytes for array in (*arrays, *reference)) / n
 

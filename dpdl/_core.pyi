@@ -88,6 +88,7 @@ class EagerCore(Core):
 class LazyCore(Core):
     bins: Bins
     members: NDArray[Any]
+    settled: Array
     def __init__(
         self,
         layout: Layout,

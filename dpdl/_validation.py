@@ -156,6 +156,13 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def optional_flag(name: str, value: Any) -> bool | None:
+    """Check True, False or None."""
+    if value is not None and not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True, False or None, got {value!r}")
+    return None if value is None else bool(value)
+
+
 def numbers_array(
     name: str,
     values: ArrayLike,
@@ -232,7 +239,8 @@ def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArra
     ValueError: rho0 must sum to 1, got 0.9
     """
     array = numbers_array(name, values, shape=shape, at_least=0)
-    total = float(array.sum())
+    with np.errstate(over="ignore"):  # infinity is not 1 either
+        total = float(array.sum())
     if abs(total - 1) > SUM_TOLERANCE:
         raise ValueError(f"{name} must sum to 1, got {total:.12g}")
     return array
@@ -253,7 +261,8 @@ def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> NDArr
 def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) -> NDArray[np.float64]:
     """Check a policy: one distribution over actions per state, as an (S, A) array."""
     array = numbers_array(name, values, shape=(n_states, n_actions), at_least=0)
-    totals = array.sum(axis=1)
+    with np.errstate(over="ignore"):
+        totals = array.sum(axis=1)
     wrong = np.flatnonzero(abs(totals - 1) > SUM_TOLERANCE)
     if wrong.size:
         raise ValueError(f"{name}[{wrong[0]}] must sum to 1, got {totals[wrong[0]]:.12g}")

@@ -411,8 +411,8 @@ cdef class LazyCore(Core):
     """
 
     cdef _lazy.Lazy lazy
-    cdef readonly object bins, members
-    cdef object frame, moments, settled
+    cdef readonly object bins, members, settled
+    cdef object frame, moments
     cdef bint far       # the data does not fit the caches
 
     def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=THRESHOLD,

@@ -367,6 +367,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     if f.exact:
         rebase_all(f, now)
         lift = 0.0
+        f.counters.jumps += 1
     solve(&pair, m.B1, m.B2, m.c_min, sums, f, &u)
     if u.code == OUT_OF_REACH:
         rebase_all(f, now)

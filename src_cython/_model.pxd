@@ -36,7 +36,7 @@ ctypedef struct Counters:
     int64_t iterations          # evaluations of the root finder
     int64_t refreshes           # full recomputations of the kept sums
     int64_t rebases             # bins whose factor was folded into their members (lazy core only)
-    int64_t jumps               # x-updates beyond the reach of the series, solved by summation (lazy core only)
+    int64_t jumps               # x-updates that the binned sums cannot answer, solved by summation (lazy core only)
 
 
 cdef inline const Head *head(const Model *m, int64_t record) noexcept nogil:

@@ -8,9 +8,11 @@ import traceback
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from dpdl import learn, resume
 from dpdl.data.dataset import Dataset
-from dpdl.running.learn import learn, resume
+from dpdl.running import driver
 
 
 def greedy_log(n_states=12, n_actions=4, n_records=300, *, seed=1, n_utilities=2):
@@ -49,6 +51,23 @@ GOOD = {
 
 def run(log=LOG, **changes):
     return learn(log, **{**GOOD, "rho0": RHO0, "rng": 5, **changes})
+
+
+def break_off(path, n_steps, *, log=LOG, **changes):
+    """A run that is interrupted a step or a few after that one, in the middle of a block of draws."""
+    run(log, checkpoint=path, step_limit=n_steps, **changes)
+    return nudge(path, log)
+
+
+def nudge(path, log):
+    """Go on with a run by a step or a few, which leaves thousands of draws that were made ahead."""
+
+    def press(result):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "CHUNK_SECONDS", 0.0)
+        return resume(path, log, callback=press, callback_seconds=0)
 
 
 def bits(result):

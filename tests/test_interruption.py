@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl import _core
-from dpdl.lasting import checkpoint
+from dpdl import _core, resume
+from dpdl.lasting import checkpoint_file
 from dpdl.lasting import progress as _progress
-from dpdl.learning import run as _setup
+from dpdl.learning import layout as layouts
 from dpdl.result import Status
-from dpdl.running import learn as learning
-from dpdl.running.learn import resume
+from dpdl.running import driver
 from long_runs import LOG, T, bits, run
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -34,12 +33,11 @@ GENEROUS = 1.0
 @pytest.fixture(autouse=True)
 def default_handler():
     """Python's own handler of SIGINT before and after, down to the address that the kernel knows."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     address = handler_address()
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert handler_address() == address
-    signal.signal(signal.SIGINT, before)
 
 
 def handler_address():
@@ -154,7 +152,7 @@ def test_ctrl_c_returns_the_steps_taken_at_once(order):
 def test_ctrl_c_keeps_a_checkpoint_of_the_steps_taken(tmp_path):
     with Finger() as finger:
         result = run(T=10**9, checkpoint=tmp_path / "run", **finger.options)
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] == result.n_steps
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] == result.n_steps
     limit = result.n_steps + 5000
     assert bits(resume(tmp_path / "run", LOG, step_limit=limit)) == bits(run(T=10**9, step_limit=limit))
 
@@ -190,20 +188,20 @@ def test_ctrl_c_before_the_first_step_is_the_callers(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_on_the_way(tmp_path, monkeypatch):
-    interrupted_in(monkeypatch, learning.checkpointing, "save", {4})
+    interrupted_in(monkeypatch, driver.checkpoint, "save", {4})
     result = run(checkpoint=tmp_path / "run", every=0, chunk=500)
     assert (result.status, result.n_steps, result.notes) == (Status.INTERRUPTED, 1500, ())
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] == 1500
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] == 1500
     monkeypatch.undo()
     assert bits(resume(tmp_path / "run", LOG)) == bits(run())
 
 
 @pytest.mark.parametrize("step_limit", [T, 2000])
 def test_ctrl_c_a_little_late_still_gets_its_checkpoint(step_limit, tmp_path, monkeypatch):
-    interrupted_in(monkeypatch, learning.checkpointing, "save", {2})
+    interrupted_in(monkeypatch, driver.checkpoint, "save", {2})
     result = run(checkpoint=tmp_path / "run", step_limit=step_limit)
     assert (result.status, result.n_steps, result.notes) == (Status.INTERRUPTED, step_limit, ())
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] == step_limit
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] == step_limit
     assert bits(result) == bits(run(step_limit=step_limit))
 
 
@@ -212,8 +210,8 @@ def test_whoever_insists_is_not_kept_waiting_by_the_disk(n_times, tmp_path, monk
     def stop(result):
         raise KeyboardInterrupt
 
-    calls = interrupted_in(monkeypatch, learning.checkpointing, "save", set(range(2, 50)))
-    interrupted_in(monkeypatch, _setup.Setup, "_coordinates", set(range(2, n_times)))
+    calls = interrupted_in(monkeypatch, driver.checkpoint, "save", set(range(2, 50)))
+    interrupted_in(monkeypatch, layouts.Coordinates, "table", set(range(2, n_times)))
     result = run(checkpoint=tmp_path / "run", callback=stop, callback_every=1000)
     assert len(calls) == 2
     assert (result.status, result.n_steps) == (Status.INTERRUPTED, 1000)
@@ -227,7 +225,7 @@ def test_whoever_insists_is_not_kept_waiting_by_the_disk(n_times, tmp_path, monk
 
 
 def test_ctrl_c_while_slater_is_checked_leaves_the_steps_and_their_checkpoint(tmp_path, monkeypatch):
-    interrupted_in(monkeypatch, learning, "slater_upper", {1})
+    interrupted_in(monkeypatch, driver, "slater_upper", {1})
     result = run(checkpoint=tmp_path / "run")
     assert (result.status, result.n_steps) == (Status.INTERRUPTED, T)
     assert bits(result) == bits(run())
@@ -256,20 +254,20 @@ def test_ctrl_c_ends_all_of_them(tmp_path):
     assert_right(result, rng=9)
     for seed, worker in enumerate(workers):
         assert_right(worker.wait(), rng=seed)
-        assert checkpoint.read(tmp_path / str(seed))[1]["counters"][0] == worker.result.n_steps
+        assert checkpoint_file.read(tmp_path / str(seed))[1]["counters"][0] == worker.result.n_steps
 
 
 @posix
 def test_ctrl_c_while_another_thread_is_still_getting_ready(monkeypatch):
     ready, go_on = threading.Event(), threading.Event()
-    real = learning.prepare
+    real = layouts.Layout.of
 
-    def prepare(*arguments):
+    def lay_out(*arguments, **options):
         ready.set()
         go_on.wait()
-        return real(*arguments)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(learning, "prepare", prepare)
+    monkeypatch.setattr(layouts.Layout, "of", lay_out)
     worker = Worker.__new__(Worker)
     worker.going, worker.ended = threading.Event(), threading.Event()
     threading.Thread(target=worker.work, args=({},), daemon=True).start()
@@ -312,7 +310,7 @@ def test_an_error_out_of_the_user_s_own_handler_is_the_user_s_and_the_work_is_ke
             run(T=10**12, checkpoint=tmp_path / "run", every=1000, **finger.options)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] > 0
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] > 0
 
 
 @posix
@@ -412,17 +410,49 @@ def test_what_was_counted_is_told_once():
         assert not second.came()
 
 
-def script(text):
+#: Before a command: begin as the background jobs of a shell script do.
+DEAF = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
+def script(text, *, before=()):
     """Run a program in a process of its own, and give back what it says."""
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n" + textwrap.dedent(text)],
+        [*before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n" + textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+@posix
+def test_in_a_process_that_was_started_with_sigint_ignored_it_stays_ignored_until_there_is_a_handler():
+    assert script(
+        """
+        import os, signal, threading
+        from long_runs import run
+        def learned():
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            result = run(T=10**12, time_limit=0.4)
+            timer.join()
+            return result.status.name
+        print(learned())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(learned())
+        """,
+        before=DEAF,
+    ) == ["TIME_LIMIT", "INTERRUPTED"]
+
+
+@posix
+def test_these_tests_do_not_depend_on_how_they_were_started():
+    root, test = Path(__file__).parents[1], "tests/test_learn.py::test_an_interrupt_comes_through_without_a_callback"
+    command = [*DEAF, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @posix
@@ -506,7 +536,7 @@ def test_however_often_it_is_pressed_the_result_is_not_lost(tmp_path):
                 print("lost")
                 continue
             assert_right(result)
-            saved = checkpoint.read(path)[1]["counters"][0]
+            saved = checkpoint_file.read(path)[1]["counters"][0]
             assert saved == result.n_steps or f"of {{saved}} steps, is still there" in result.notes[0]
     """)
     # One that falls into the microsecond of returning is the caller's, as any later one is.
@@ -523,7 +553,7 @@ def test_an_error_of_the_callback_leaves_a_checkpoint_of_the_work(tmp_path):
 
     with pytest.raises(RuntimeError, match="mine"):
         run(checkpoint=tmp_path / "run", callback=fail, callback_every=1000)
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] == 3000
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] == 3000
     assert bits(resume(tmp_path / "run", LOG)) == bits(run())
 
 
@@ -542,7 +572,7 @@ def test_a_polite_request_to_end_leaves_a_checkpoint_of_the_work(tmp_path):
     finally:
         timer.join()
         signal.signal(signal.SIGTERM, before)
-    steps = int(checkpoint.read(tmp_path / "run")[1]["counters"][0])
+    steps = int(checkpoint_file.read(tmp_path / "run")[1]["counters"][0])
     assert steps > 0
     assert bits(resume(tmp_path / "run", LOG, step_limit=steps)) == bits(run(T=10**9, step_limit=steps))
 
@@ -566,7 +596,7 @@ def test_an_arithmetic_failure_leaves_the_last_checkpoint_before_it(tmp_path, mo
     monkeypatch.setattr(_core, "LazyCore", Failing)
     result = run(checkpoint=tmp_path / "run", every=0, chunk=1000)
     assert (result.status, result.n_steps) == (Status.NUMERICAL_ERROR, 2500)
-    assert checkpoint.read(tmp_path / "run")[1]["counters"][0] == 2000
+    assert checkpoint_file.read(tmp_path / "run")[1]["counters"][0] == 2000
 
 
 def test_no_time_and_no_steps():

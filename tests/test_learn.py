@@ -11,20 +11,25 @@ import types
 import numpy as np
 import pytest
 
-from dpdl import _core
+from dpdl import _core, learn
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import estimate_reference
 from dpdl.lasting import progress as _progress
 from dpdl.result import Point, Status
-from dpdl.running import learn as learning
-from dpdl.running.learn import learn
 from dpdl.settings import Settings
-from problems import paper_start, random_log
+from problems import random_log
 
 LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2, evenness=5.0)
 RHO0 = np.array([0.4, 0.3, 0.2, 0.1])
 # psi = 1 keeps the bound on sum x/mu_hat tight, so that more than the sampled pair moves.
 GOOD = {"gamma": 0.8, "psi": 1.0, "slater": 0.3, "T": 3000, "eta": 0.05, "floor": 1e-3, "rho0": RHO0, "rng": 5}
+
+
+def paper_start(log, mu_hat, settings):
+    """The paper's starting point (x, V, lam), written down once more."""
+    S, A, I = log.n_states, log.n_actions, log.n_utilities
+    x = min(S + I, S * A) / (S * A) * mu_hat / (1 - settings.gamma)
+    return x, np.zeros(S), np.full(I, 1 / (settings.slater * max(I, 1)))
 
 
 def run(**changes):
@@ -235,7 +240,6 @@ def test_any_other_error_of_the_callback_is_the_caller_s():
 
 
 def test_a_real_interrupt_gives_the_steps_taken():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     armed = []
 
@@ -248,35 +252,32 @@ def test_a_real_interrupt_gives_the_steps_taken():
         result = run(T=10**12, callback=arm, callback_every=1000)
     finally:
         timer.cancel()
-        signal.signal(signal.SIGINT, before)
     assert result.status is Status.INTERRUPTED
     assert 1000 <= result.n_steps < 10**12
     assert bits(result) == bits(run(T=result.n_steps))
 
 
 def test_an_interrupt_comes_through_without_a_callback():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     try:
         timer.start()
         result = run(T=10**12)
     finally:
         timer.cancel()
-        signal.signal(signal.SIGINT, before)
     assert result.status is Status.INTERRUPTED
     assert result.n_steps > 0
     assert np.isfinite(result.policy).all()
 
 
 def test_a_numerical_failure_is_reported_with_the_steps_taken(monkeypatch):
-    core = learning._core.LazyCore
+    core = _core.LazyCore
 
     class Failing(core):
         def run(self, n, seconds):
             super().run(min(n, 500 - self.n_steps), seconds)
             return 1 if self.n_steps == 500 else 0
 
-    monkeypatch.setattr(learning._core, "LazyCore", Failing)
+    monkeypatch.setattr(_core, "LazyCore", Failing)
     called = []
     result = run(chunk=200, callback=lambda result: called.append(result.n_steps), callback_every=100)
     assert (result.status, result.success, result.n_steps) == (Status.NUMERICAL_ERROR, False, 500)
@@ -401,6 +402,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"rho0": [0.4, 0.3, 0.2]}, ValueError, "rho0 must have shape (4,), got (3,)"),
         ({"rho0": [[0.4, 0.3, 0.2, 0.1]]}, ValueError, "rho0 must have shape (4,), got (1, 4)"),
         ({"rho0": [0.4, 0.3, 0.2, 0.0]}, ValueError, "rho0 must sum to 1, got 0.9"),
+        ({"rho0": [1e308] * 4}, ValueError, "rho0 must sum to 1, got inf"),
         ({"rho0": [0.4, -0.3, 0.8, 0.1]}, ValueError, "rho0[1] = -0.3 must be >= 0"),
         ({"rho0": [0.4, 0.3, np.nan, 0.1]}, ValueError, "rho0[2] = nan must be finite"),
         ({"rho0": [0.4, 0.3, np.inf, 0.1]}, ValueError, "rho0[2] = inf must be finite"),

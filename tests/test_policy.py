@@ -165,6 +165,7 @@ HALF = [[0.5, 0.5]]
         (lambda: policy.deterministic([], 3), ValueError, "actions must name an action"),
         (lambda: policy.deterministic([0], 0), ValueError, "n_actions must be between 1"),
         (lambda: policy.mix([[0.9, 0.0]], HALF, 0.5), ValueError, r"first\[0\] must sum to 1"),
+        (lambda: policy.mix([[1e308, 1e308]], HALF, 0.5), ValueError, r"first\[0\] must sum to 1, got inf"),
         (lambda: policy.mix(HALF, [[1.0]], 0.5), ValueError, "second must have shape"),
         (lambda: policy.mix(HALF, HALF, 1.5), ValueError, "weight must be >= 0 and <= 1"),
     ],

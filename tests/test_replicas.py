@@ -7,17 +7,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
+from dpdl.running.many import PLAN
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
 from dpdl.result import Result
-from dpdl.running.many import PLAN
 
 SETTINGS = Settings(gamma=0.5, psi=3, slater=0.3, T=4000)
 RHO0 = np.full(4, 1 / 4)
@@ -91,16 +93,43 @@ def test_dask_gives_the_same_bits(stored, tmp_path):
     ]
 
 
+def press_once(begun, kill=os.kill):
+    """Ctrl-C as soon as that is true, and a run that has just begun has taken a step."""
+
+    def press():
+        while not begun():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    return thread
+
+
+def have_begun(folder, n):
+    """Whether so many runs outside of this process have, as they say in a folder of the caller's."""
+    return lambda: len(list(Path(folder).glob("dpdl-*/[0-9]"))) == n
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where `replicate` makes its folders."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 def at_a_terminal(path, folder):
     """Ctrl-C as a terminal has it: the signal goes to every process of the job, Dask's workers included."""
     import distributed
 
+    tempfile.tempdir = folder
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     with (
         distributed.LocalCluster(**options, local_directory=folder) as cluster,
         cluster.get_client() as client,
     ):
-        threading.Timer(1.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
+        press_once(have_begun(folder, 2), os.killpg)
         executor = client.get_executor()
         found = replicate(Dataset.open(path), SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=executor)
         print(json.dumps([[k, one.status, one.n_steps] for k, one in zip(found.numbers, found.results, strict=True)]))
@@ -135,17 +164,41 @@ def test_the_average_and_the_spread_are_those_of_the_replicas(log):
 
 
 def test_replicas_that_took_more_steps_weigh_more(log):
+    limits = [1000, 3000, 2000]
+
     def callback(result):
-        if result.n_steps >= limits[threading.get_ident() % 2]:
+        if result.n_steps == limits[0]:
+            limits.pop(0)
             raise StopIteration
 
-    limits = (1000, 3000)
-    with cf.ThreadPoolExecutor(1) as pool:
-        found = replicate(log, SETTINGS, n=2, rho0=RHO0, rng=7, executor=pool, callback=callback, callback_every=1000)
-    steps = np.array([one.n_steps for one in found.results])
-    x = np.array([one.x_mean for one in found.results])
-    np.testing.assert_allclose(found.result.x_mean, np.tensordot(steps / steps.sum(), x, 1), rtol=1e-13)
+    with cf.ThreadPoolExecutor(1) as pool:  # one after the other
+        found = replicate(log, SETTINGS, n=3, rho0=RHO0, rng=7, executor=pool, callback=callback, callback_every=1000)
+    assert [one.n_steps for one in found.results] == [1000, 3000, 2000]
+    assert found.result.n_steps == 6000
     assert found.result.status is Status.STOPPED
+    shares = np.array([1, 3, 2]) / 6
+
+    def mean(of):
+        return np.tensordot(shares, [of(one) for one in found.results], 1)
+
+    def deviation(of):  # unbiased for weights that say how reliable a value is
+        return np.sqrt(mean(lambda one: (of(one) - mean(of)) ** 2) / (1 - sum(shares**2)))
+
+    for of in (
+        lambda one: one.x_mean,
+        lambda one: one.V_mean,
+        lambda one: one.lam_mean,
+        lambda one: one.last.x,
+        lambda one: one.last.V,
+        lambda one: np.exp(one.last.log_lam),
+    ):
+        np.testing.assert_allclose(of(found.result), mean(of), rtol=1e-12)
+    for name in ("x", "V", "lam"):
+        expected = deviation(lambda one, name=name: getattr(one, f"{name}_mean"))
+        np.testing.assert_allclose(getattr(found.spread, name), expected, rtol=1e-9)
+    visits = found.result.x_mean.sum(axis=1) / found.result.x_mean.sum()
+    apart = mean(lambda one: abs(one.policy - found.result.policy).sum(axis=1) @ visits / 2)
+    assert found.spread.policy_distance == pytest.approx(apart)
 
 
 def test_one_replica_has_no_spread(log):
@@ -245,16 +298,18 @@ def test_an_error_says_how_to_go_on(stored, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_ctrl_c_returns_what_was_done(stored, kind):
+def test_ctrl_c_returns_what_was_done(stored, kind, temporary):
     """Four runs on two workers: those that have begun come back, whole or in part, the others do not begin."""
-    pool = cf.ThreadPoolExecutor(2) if kind == "threads" else cf.ProcessPoolExecutor(2)
+    pool, begun, options = cf.ProcessPoolExecutor(2), have_begun(temporary, 2), {}
+    if kind == "threads":
+        threads = set()
+        pool, begun = cf.ThreadPoolExecutor(2), lambda: len(threads) == 2
+        options = {"callback": lambda result: threads.add(threading.get_ident()), "callback_seconds": 0}
     began = time.monotonic()
     with pool:
-        pool.submit(int).result()
-        timer = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        found = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=pool, progress=False)
-        timer.join()
+        finger = press_once(begun)
+        found = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=pool, progress=False, **options)
+        finger.join()
     assert time.monotonic() - began < 30
     assert found.result.status is Status.INTERRUPTED
     assert len(found.results) == 2
@@ -289,21 +344,19 @@ class Later(cf.Executor):
         return cf.Future()
 
 
-def test_an_executor_that_runs_on_the_spot_has_its_own_ctrl_c(stored):
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def test_an_executor_that_runs_on_the_spot_has_its_own_ctrl_c(stored, temporary):
+    finger = press_once(have_begun(temporary, 1))
     options = {"T": 10**11, "rho0": RHO0, "rng": 7, "time_limit": 20}
     found = replicate(stored, SETTINGS, n=3, executor=OnTheSpot(), **options)
-    timer.join()
+    finger.join()
     assert found.numbers == (0,)
     assert found.result.status is Status.INTERRUPTED
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+        finger = press_once(have_begun(temporary, 1))
         found = replicate(stored, SETTINGS, n=1, executor=OnTheSpot(), **(options | {"time_limit": 0.5}))
-        timer.join()
+        finger.join()
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
@@ -312,17 +365,16 @@ def test_an_executor_that_runs_on_the_spot_has_its_own_ctrl_c(stored):
 
 def test_a_run_that_begins_when_nobody_waits_any_more_does_not_begin(stored):
     later = Later()
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    finger = press_once(lambda: len(later.calls) == 2)
     with pytest.raises(KeyboardInterrupt):
         replicate(stored, SETTINGS, n=2, T=10**11, rho0=RHO0, rng=7, executor=later)
-    timer.join()
+    finger.join()
     began = time.monotonic()
     assert [call() for call in later.calls] == [None, None]
     assert time.monotonic() - began < 5
 
 
-def test_ctrl_c_reaches_processes_from_any_thread(stored):
+def test_ctrl_c_reaches_processes_from_any_thread(stored, temporary):
     found = []
 
     def work():
@@ -332,11 +384,11 @@ def test_ctrl_c_reaches_processes_from_any_thread(stored):
     worker = threading.Thread(target=work)
     worker.start()
     began = time.monotonic()
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    press_once(have_begun(temporary, 2))
     with pytest.raises(KeyboardInterrupt):  # the main thread has its own
-        time.sleep(10)
+        time.sleep(30)
     worker.join()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     assert [one.status for one in found[0].results] == [Status.INTERRUPTED] * 2
 
 

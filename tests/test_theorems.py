@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpdl.learning.layout import Constants
 from dpdl.running import adaptive
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
@@ -37,14 +38,14 @@ FAILS = {
 @pytest.fixture
 def sabotage(monkeypatch):
     """A function that breaks every run from here on, in one of the two ways."""
-    healthy = Packed.build
+    healthy = Constants.of
 
     def break_it(kind):
-        def build(dataset, reference, settings):
+        def broken(settings, *sizes):
             changes = {"slip": {"V_here": settings.gamma, "V_next": -1.0}, "unbounded": {"B2": 1e300}}
-            return dataclasses.replace(healthy(dataset, reference, settings), **changes[kind])
+            return dataclasses.replace(healthy(settings, *sizes), **changes[kind])
 
-        monkeypatch.setattr(Packed, "build", staticmethod(build))
+        monkeypatch.setattr(Constants, "of", staticmethod(broken))
 
     return break_it
 
@@ -80,8 +81,8 @@ def test_adaptive_fails_when_verify_is_always_content(monkeypatch):
 
 
 def test_adaptive_fails_without_conservatism(monkeypatch):
-    healthy = Packed.build
-    monkeypatch.setattr(Packed, "build", lambda *arguments: dataclasses.replace(healthy(*arguments), shift=0.0))
+    healthy = Constants.of
+    monkeypatch.setattr(Constants, "of", lambda *arguments: dataclasses.replace(healthy(*arguments), margin=0.0))
     assert outcome("adaptive").holds is False
 
 

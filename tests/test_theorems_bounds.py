@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from dpdl import theory
 from dpdl.data.reference import Reference
+from dpdl.learning.layout import Constants
 
 # Behind the tests' own folder: both have a module `problems`, which no experiment imports.
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -24,8 +25,8 @@ def run(name):
 
 def sabotage(monkeypatch, change):
     """Change what the compiled core reads."""
-    build = Packed.build
-    monkeypatch.setattr(Packed, "build", lambda *args: change(build(*args)))
+    healthy = Constants.of
+    monkeypatch.setattr(Constants, "of", lambda *arguments: change(healthy(*arguments)))
 
 
 @pytest.mark.parametrize("name", ["reference", "variance", "lower", "slater"])
@@ -41,14 +42,14 @@ def test_holds(name):
 @pytest.mark.parametrize("name", ["variance", "lower", "slater"])
 def test_the_printed_sign_of_g_x_fails(name, monkeypatch):
     """Equation def-gradient prints r + gamma V(s) - V(s')."""
-    sabotage(monkeypatch, lambda packed: dataclasses.replace(packed, V_here=packed.gamma, V_next=-1.0))
+    sabotage(monkeypatch, lambda constants: dataclasses.replace(constants, V_here=constants.gamma, V_next=-1.0))
     outcome = run(name)
     assert outcome.holds is False, outcome.verdict
 
 
 def test_gradients_without_the_second_constraint_fail(monkeypatch):
     """With psi below C* the iterates then leave X, of which alone proposition grad-var speaks."""
-    sabotage(monkeypatch, lambda packed: dataclasses.replace(packed, B2=1e300))
+    sabotage(monkeypatch, lambda constants: dataclasses.replace(constants, B2=1e300))
     outcome = run("variance")
     assert outcome.holds is False
     assert "not all feasible" in outcome.figure

@@ -108,7 +108,7 @@ TIES = [0.0, 3e-15, -3e-15, 1e-13, -1e-13, 1e-12, -1e-12, 1e-10, -1e-10, 1e-9, -
 def test_a_cap_that_all_but_equals_the_bound_of_the_sum(distance):
     log, settings = nearly_tied(distance, seed=1)
     exact, found = everyone(log, settings, 1, 200, log_cap_as_doubles=True)
-    last, mean = exact
+    last, _ = exact
     rounding = 1e-15 / abs(distance) if abs(distance) > 1e-13 else 0.0
     if rounding:
         assert_agree(exact, found, 1e-9 + rounding)

@@ -22,8 +22,8 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
 
-Everything else follows from the data set. What is read is checked before the core, which checks nothing, gets to see
-it: a file whose checksum is right may still have been made by anybody.
+Everything else follows from the data set. What is read is checked before the core, which checks nothing, goes on with
+it (`dpdl.lasting.state`): a file whose checksum is right may still have been made by anybody.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
 from dpdl.files.atomic import remove_leftovers
-from dpdl.lasting import checkpoint_file
-from dpdl.learning.layout import Inputs, Layout
+from dpdl.lasting import checkpoint_file, state
+from dpdl.learning.layout import KNOWABLE, Inputs, Layout
 from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
@@ -53,7 +53,6 @@ GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
 _INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated"}
 _SIZES = ("n_samples", "n_states", "n_actions")
-_AHEAD = ("records_ahead", "initial_ahead")
 
 
 def check_generator(generator: np.random.Generator) -> None:
@@ -161,8 +160,13 @@ def _put_together(header: dict[str, Any], arrays: dict[str, NDArray[Any]], datas
     given = header["inputs"]
     if given.keys() != _INPUTS:
         raise ValueError(f"its inputs have {sorted(given)}, not {sorted(_INPUTS)}")
-    inputs = Inputs.of(
-        dataset, rho0=arrays.pop("initial"), n_reference=given["n_reference"], known=tuple(given["known"])
+    n_reference = given["n_reference"]
+    if n_reference is not None:
+        check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
+    inputs = Inputs(
+        initial=check.distribution("initial", arrays.pop("initial"), (dataset.n_states,)),
+        n_reference=n_reference,
+        known=check.choices("known", given["known"], KNOWABLE),
     )
     layout = Layout.put_together(
         dataset,
@@ -178,8 +182,7 @@ def _put_together(header: dict[str, Any], arrays: dict[str, NDArray[Any]], datas
         raise ValueError("it was made from part of a larger log, or of another one; give the same part of the same log")
     blank = np.zeros(len(layout.coordinates.c)), np.zeros(dataset.n_states), np.zeros(dataset.n_utilities)
     run = Run(layout, _core.LazyCore(layout, layout.sampler(generator_from_json(header["generator"])), *blank))
-    _check_state(arrays, run)
-    run.core.restore(arrays)
+    state.restore(run, arrays)
     return run
 
 
@@ -191,42 +194,6 @@ def _reference(content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved
     if not math.isclose(floor, settings.floor, rel_tol=1e-12):
         raise ValueError(f"its mu_hat has floor {floor!r}, its settings {settings.floor!r}")
     return Reference(arrays.pop("reference_pairs"), arrays.pop("reference_counts"), floor=floor, **sizes)
-
-
-def _check_state(arrays: dict[str, NDArray[Any]], run: Run) -> None:
-    """Every array as the core has it, every number finite, every index and every count in its range."""
-    blank, n_records, settings = run.core.state(), len(run.layout.descent), run.layout.settings
-    if arrays.keys() != blank.keys():
-        raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(blank)}")
-    n_ahead = arrays[_AHEAD[0]].size
-    for name, array in arrays.items():
-        shape = (n_ahead,) if name in _AHEAD else blank[name].shape
-        if array.shape != shape or array.dtype != blank[name].dtype:
-            raise ValueError(f"{name} is {array.dtype}{array.shape}, not {blank[name].dtype}{shape}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"{name} holds a number that is not finite")
-    if n_ahead > _core.BLOCK_SIZE:
-        raise ValueError(f"{n_ahead} draws are more than are ever made ahead")
-    counters, (since, next_refresh) = arrays["counters"].tolist(), arrays["steps"].tolist()
-    steps, refresh = counters[0], int(blank["steps"][1])
-    drawn = 0 if settings.order == "replacement" else (steps + n_ahead) % n_records
-    if not 0 <= steps <= settings.T or sum(counters[1:5]) != steps or min(counters) < 0:
-        raise ValueError(f"its counters {counters} do not fit together")
-    for name, array, low, high in (
-        ("records_ahead", arrays["records_ahead"], 0, n_records - 1),
-        ("initial_ahead", arrays["initial_ahead"], 0, len(run.layout.inputs.initial) - 1),
-        ("V_since", arrays["V_since"], 0, steps),
-        ("the step of the last shift", np.array(since), 0, steps),
-        ("the step of the next refresh", np.array(next_refresh), steps + 1, steps + refresh),
-        ("position", arrays["position"], drawn, drawn),
-        ("permutation", arrays["permutation"], 0, n_records - 1),
-    ):
-        if array.size and not low <= array.min() <= array.max() <= high:
-            raise ValueError(f"{name} is out of range: {array.min()} .. {array.max()}, not {low} .. {high}")
-    there = np.zeros(arrays["permutation"].size, dtype=bool)
-    there[arrays["permutation"]] = True
-    if not there.all():
-        raise ValueError("permutation holds a record twice")
 
 
 def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:

@@ -83,7 +83,9 @@ def learn(
     Result
         Also when interrupted with Ctrl-C, in whichever thread this runs: then for the steps taken. Pressed once more,
         it gives up the checkpoint that is being written, and the notes say so. Before the first step it is an
-        exception, and where SIGINT has a handler that is not Python's own, that handler decides.
+        exception, and where SIGINT has a handler that is not Python's own, that handler decides. A process that was
+        started with SIGINT ignored, as the background jobs of a shell script are, goes on ignoring it, and the run
+        takes its steps; ``signal.signal(signal.SIGINT, signal.default_int_handler)`` makes such a process listen.
 
     Examples
     --------

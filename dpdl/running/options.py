@@ -79,12 +79,12 @@ class Options:
             callback_seconds=None
             if callback_seconds is None
             else check.real("callback_seconds", callback_seconds, at_least=0),
-            progress=None if progress is None else check.flag("progress", progress),
+            progress=check.optional_flag("progress", progress),
             step_limit=None if step_limit is None else check.whole("step_limit", step_limit),
             time_limit=seconds("time_limit", time_limit),
             checkpoint=None if checkpoint is None else check.path("checkpoint", checkpoint),
             every=check.real("every", every, at_least=0),
-            check_slater=None if check_slater is None else check.flag("check_slater", check_slater),
+            check_slater=check.optional_flag("check_slater", check_slater),
             chunk=None if chunk is None else check.whole("chunk", chunk, at_least=1),
         )
 

@@ -206,6 +206,7 @@ class Caller:
 
     @property
     def is_this_process(self) -> bool:
+        """Whether the run takes place in the caller's own process."""
         return (self.host, self.pid) == (socket.gethostname(), os.getpid())
 
     def watch(self, k: int) -> Callable[[], bool]:

@@ -53,9 +53,9 @@ def resume(
     """
     if "checkpoint" in keywords:
         raise TypeError("resume keeps the checkpoint that it goes on from; checkpoint cannot be given")
-    options = Options.of(**keywords, checkpoint=check.path("path", path))
-    assert options.checkpoint is not None
+    where = check.path("path", path)
+    options = replace(Options.of(**keywords), checkpoint=where)
     with Interrupts() as interrupts:
-        if options.checkpoint.is_dir():
-            return adaptive.resume_levels(options.checkpoint, dataset, settings, options, interrupts)
-        return drive(checkpoint.load(options.checkpoint, dataset, settings), options, interrupts, new=False)
+        if where.is_dir():
+            return adaptive.resume_levels(where, dataset, settings, options, interrupts)
+        return drive(checkpoint.load(where, dataset, settings), options, interrupts, new=False)

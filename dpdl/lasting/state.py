@@ -1,0 +1,207 @@
+"""What the state of a run must satisfy, checked before a run goes on from a state that was read from a file.
+
+`restore` puts the arrays of a checkpoint into a core; `dpdl.lasting.checkpoint` and src_cython/_lazy.pxd say what they
+mean. The core trusts its inputs, so whatever follows from the algorithm is checked here: indices and counts in their
+ranges; V, lam and x in their sets; what is derived (z, lam, factor, moments, kept sums) equal to what it is derived
+from; averages inside the sets that they are averages over. A state that passes may be another one than the run had, but
+it is one that a run can go on from.
+
+The checks allow for rounding and nothing else, by two relative bounds:
+
+    slack   what is kept from step to step gathers some dozens of roundings (2^-53) a step until the next refresh, and
+            one for every pair when it is recomputed; the starting point may leave its sets by FEASIBLE
+    drift   what is never recomputed gathers such roundings over all steps of the run
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _core
+from dpdl._validation import Array
+from dpdl.learning.layout import FEASIBLE, Layout
+from dpdl.learning.run import Run
+
+Arrays = dict[str, NDArray[Any]]
+
+EPS = float(np.finfo(float).eps)
+LARGEST = float(np.finfo(float).max)
+#: Below this, a number has fewer digits than others.
+TINY = 1e-300
+#: Two implementations of exp differ by at most so many units in the last place.
+EXP_ULPS = 4
+_AHEAD = ("records_ahead", "initial_ahead")
+
+
+def restore(run: Run, arrays: Arrays) -> None:
+    """Put a state into the core of a run; a ValueError says what no run can have come to."""
+    blank, layout = run.core.state(), run.layout
+    refresh = layout.refresh
+    _check_layout(arrays, blank)
+    with np.errstate(all="ignore"):  # what impossible numbers come to is outside of some bound
+        _check_counters(arrays, layout.settings.T, refresh)
+        _check_draws(arrays, layout)
+        steps = int(arrays["counters"][0])
+        slack = FEASIBLE + 64 * EPS * (64 + len(layout.coordinates.c) + min(steps, refresh))
+        drift = slack + 64 * EPS * steps
+        _check_duals(arrays, layout, drift)
+        settled = int(arrays["steps"][0]) - steps // refresh * refresh  # steps from the last refresh to the last shift
+        _check_x(arrays, layout, settled, slack, drift)
+        run.core.restore(arrays)
+        _check_x_sums(arrays, run, settled, slack, drift)
+
+
+def _check_layout(arrays: Arrays, blank: Arrays) -> None:
+    """Every array of the kind and the size that the core has it."""
+    if arrays.keys() != blank.keys():
+        raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(blank)}")
+    n_ahead = arrays[_AHEAD[0]].size
+    for name, array in arrays.items():
+        shape = (n_ahead,) if name in _AHEAD else blank[name].shape
+        if array.shape != shape or array.dtype != blank[name].dtype:
+            raise ValueError(f"{name} is {array.dtype}{array.shape}, not {blank[name].dtype}{shape}")
+
+
+def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
+    """The diagnostics, the steps of the last shift and of the next refresh, and since when each V stands."""
+    _within("counters", arrays["counters"], 0, 2**63 - 1)
+    count = dict(zip(_core.COUNTERS, arrays["counters"].tolist(), strict=True))
+    n_bins, steps, jumps = arrays["frame"].shape[1], count["steps"], count["jumps"]
+    refreshes = steps // refresh
+    _within("number of steps in the four cases", sum(count[f"case_{k}"] for k in (1, 2, 3, 4)), steps, steps)
+    for name, low, high in (
+        ("steps", 0, T),
+        ("capped", 0, steps),
+        ("iterations", 0, _core.MAX_ITERATIONS * steps),
+        ("refreshes", refreshes, refreshes),
+        ("jumps", 0, steps),
+        # A refresh rebases every bin, a jump does so once or twice, and any other shift may.
+        ("rebases", n_bins * (refreshes + jumps), n_bins * (refreshes + 2 * jumps + steps - count["case_1"])),
+    ):
+        _within(f"counter {name}", count[name], low, high)
+    last = refreshes * refresh
+    _within("steps", arrays["steps"], [last, last + refresh], [steps, last + refresh])
+    _within("V_since", arrays["V_since"], 0, steps)
+
+
+def _check_draws(arrays: Arrays, layout: Layout) -> None:
+    """Draws that wait to be used: in range, and where the order of the log tells, those that were made last."""
+    records, states, permutation = arrays["records_ahead"], arrays["initial_ahead"], arrays["permutation"]
+    n_ahead, steps, order = len(records), int(arrays["counters"][0]), layout.settings.order
+    n_records, initial = len(layout.descent), layout.inputs.initial
+    _within("number of draws made ahead", n_ahead, 0, min(_core.BLOCK_SIZE, layout.settings.T - steps))
+    _within("records_ahead", records, 0, n_records - 1)
+    _within("initial_ahead", states, 0, len(initial) - 1)
+    absent = np.flatnonzero(initial[states] == 0)
+    if absent.size:
+        raise ValueError(f"initial_ahead[{absent[0]}] = {states[absent[0]]}, which has probability zero")
+    _within("permutation", permutation, 0, n_records - 1)
+    there = np.zeros(len(permutation), dtype=bool)
+    there[permutation] = True
+    if not there.all():
+        raise ValueError("permutation holds a record twice")
+    position = 0 if order == "replacement" else (steps + n_ahead) % n_records
+    _within("position", arrays["position"], position, position)
+    expected = records.copy()
+    if order == "trajectory":
+        expected[:] = (steps + np.arange(n_ahead)) % n_records
+    elif order == "shuffle":  # the permutation lists the present epoch up to the position, or all of the last one
+        end = position or n_records
+        n_known = min(n_ahead, end)
+        expected[n_ahead - n_known :] = permutation[end - n_known : end]
+    _within("records_ahead", records, expected, expected)
+
+
+def _check_duals(arrays: Arrays, layout: Layout, drift: float) -> None:
+    """V in its box, lam in its simplex, and so their averages."""
+    (v, V_sum, V_low), since, (log, lam, lam_sum, lam_low) = arrays["V"], arrays["V_since"], arrays["lam"]
+    radius_V, radius_lam = (1 + drift) * layout.settings.radius_V, (1 + drift) * layout.settings.radius_lam
+    steps = float(arrays["counters"][0])
+    _within("V[0]", v, -radius_V, radius_V)
+    _within("V[1]", V_sum, -radius_V * since, radius_V * since)
+    _within("V[2]", V_low, -drift * radius_V * since, drift * radius_V * since)
+    _within("lam[0]", log, -LARGEST, math.log(radius_lam))
+    _within("lam[1]", lam, *_exp(log))
+    _within("sum of lam[1]", lam.sum(), 0, radius_lam)
+    _within("lam[2]", lam_sum, 0, radius_lam * steps)
+    _within("sum of lam[2]", lam_sum.sum(), 0, radius_lam * steps)
+    _within("lam[3]", lam_low, -drift * radius_lam * steps, drift * radius_lam * steps)
+
+
+def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: float) -> None:
+    """x in X; the frame, the moments and the kept sums those of its coordinates."""
+    c, bins, constants = layout.coordinates.c, layout.coordinates.bins, layout.constants
+    (shift, tau, factor), (log_z, z, *_) = arrays["frame"], arrays["x"]
+    _within("frame[0]", shift, 0, 4 * _core.THRESHOLD if settled else 0.0)
+    _within("frame[1]", tau, 0, np.minimum(_core.THRESHOLD, (shift + slack) * bins.half / bins.centre))
+    _within("frame[2]", factor, *_exp(-shift))
+
+    lift = shift[bins.bin] + bins.d * tau[bins.bin]
+    _within("x[0]", log_z, -LARGEST, np.log(_largest_x(layout)) + lift + drift)
+    _within("x[1]", z, *_exp(log_z))
+    x = z * factor[bins.bin] * np.exp(-bins.d * tau[bins.bin])
+    for k, (name, weights, bound) in enumerate((("x", 1.0, constants.B1), ("x/mu_hat", c, constants.B2))):
+        total = float((weights * x).sum())
+        _within(f"sum of {name}", total, 0, (1 + slack) * bound)
+        _within(f"sums[{2 * k}]", arrays["sums"][2 * k], total - slack * bound, total + slack * bound)
+        _within(f"sums[{2 * k + 1}]", arrays["sums"][2 * k + 1], -slack * bound, slack * bound)
+
+    # No frame is larger than exp(1 + 1/4), so that the z of a bin sum to at most four times what its x can sum to.
+    room = 4 * np.minimum(constants.B1, constants.B2 / (bins.centre - bins.half))[:, None]
+    moments = np.zeros_like(arrays["moments"][0])
+    for k in range(_core.N_MOMENTS):
+        moments[:, k] = np.bincount(bins.bin, z * bins.d**k, len(shift))
+    _within("moments[0]", arrays["moments"][0], moments - slack * room, moments + slack * room)
+
+
+def _check_x_sums(arrays: Arrays, run: Run, settled: int, slack: float, drift: float) -> None:
+    """Averages of x in X, and so what they are kept as: q of the bins; acc, mark and settled sums of the pairs."""
+    layout, steps = run.layout, float(arrays["counters"][0])
+    (shift, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
+    bins, constants, since_refresh = layout.coordinates.bins, layout.constants, steps % layout.refresh
+    # q_k gathers exp(-shift) (-tau)^k / k! over the settled steps, in which tau only grew; a bin that stands has none.
+    k = np.arange(_core.N_MOMENTS)
+    series = (1 + slack) * past[:, :1] * (-tau[:, None]) ** k / [math.factorial(n) for n in k]
+    series = np.pad(series, ((0, 0), (0, past.shape[1] - len(k))))
+    _within("moments[1][:, 0]", past[:, 0], 0, np.where(shift > 0, (1 + slack) * settled, 0))
+    _within("moments[1]", past, np.minimum(series, 0) - TINY, np.maximum(series, 0) + TINY)
+    largest = _largest_x(layout)
+    room = (1 + drift) * steps * largest
+    # P is at most the number of steps since the last refresh, times what exp(-d tau) adds.
+    _within("x[2]", acc, 0, (1 + drift) * since_refresh * largest)
+    _within("x[3]", mark, 0, (1 + slack) * since_refresh * np.exp(tau[bins.bin]))
+    _within("x[4]", high, 0, room)
+    _within("x[5]", low, -drift * room, drift * room)
+    x_sum = run.core.x_sum
+    _within("sum over the steps of x", x_sum, 0, room)
+    _within("sum over the steps and pairs of x", x_sum.sum(), 0, (1 + drift) * steps * constants.B1)
+    weighted = layout.coordinates.c @ x_sum
+    _within("sum over the steps and pairs of x/mu_hat", weighted, 0, (1 + drift) * steps * constants.B2)
+
+
+def _largest_x(layout: Layout) -> Array:
+    """What the cap and the two bounds leave to each coordinate."""
+    constants, log_cap = layout.constants, np.minimum(layout.log_cap, math.log(layout.constants.B1))
+    return np.minimum(np.exp(log_cap), constants.B2 / layout.coordinates.c)
+
+
+def _exp(exponent: Array) -> tuple[Array, Array]:
+    """Between what and what an exponential lies, whoever computed it."""
+    value = np.exp(exponent)
+    return np.maximum(value - EXP_ULPS * np.spacing(value), 0), value + EXP_ULPS * np.spacing(value)
+
+
+def _within(name: str, values: ArrayLike, low: ArrayLike, high: ArrayLike) -> None:
+    """Raise a ValueError that names the first value outside of [low, high], as NaN always is."""
+    found, least, most = np.broadcast_arrays(values, low, high)
+    wrong = ~((least <= found) & (found <= most))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        where = [int(k) for k in np.unravel_index(first, wrong.shape)] or ""
+        value, a, b = (array.item(first) for array in (found, least, most))
+        rule = f"be {a!r}" if a == b else f"lie between {a!r} and {b!r}"
+        raise ValueError(f"{name}{where} = {value!r}, which must {rule}")

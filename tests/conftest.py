@@ -1,0 +1,16 @@
+"""What every test finds, however the suite was started."""
+
+import signal
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard():
+    """Python's own handler of SIGINT, here and in the processes that tests start.
+
+    A shell script starts its background jobs with SIGINT ignored, which Python and all its children would leave so.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
