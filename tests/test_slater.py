@@ -1,6 +1,12 @@
 """The Slater constant from data: two bounds that hold as often as they say, and a wrong constant that is told apart."""
 
+import contextlib
 import math
+import os
+import signal
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -347,12 +353,12 @@ def test_a_right_slater_at_its_cap_is_not_contradicted_when_nothing_else_is_unce
 
 def test_the_check_can_be_asked_for_and_declined(monkeypatch):
     asked = []
-    monkeypatch.setattr("dpdl.running.driver.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
+    monkeypatch.setattr("dpdl.checking.slater.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
     log = BANDIT.sample(100, [[0.5, 0.5]], rng=0)
     common = {"gamma": 0.5, "psi": 2, "slater": 0.4, "T": 10, "rho0": [1.0], "rng": 0}
     for check, quick, expected in ((None, True, 1), (None, False, 0), (True, False, 1), (False, True, 0)):
         asked.clear()
-        monkeypatch.setattr("dpdl.running.driver._quick_to_check", lambda _, quick=quick: quick)
+        monkeypatch.setattr("dpdl.running.driver.quick_to_check", lambda _, quick=quick: quick)
         result = learn(log, **common, check_slater=check)
         assert (len(asked), len(result.notes)) == (expected, expected)
     # No utilities, or a single record: nothing to ask.
@@ -366,11 +372,11 @@ def test_the_check_can_be_asked_for_and_declined(monkeypatch):
 
 
 def test_the_check_is_quick_by_default_up_to_two_thousand_pairs():
-    from dpdl.running.driver import _quick_to_check
+    from dpdl.checking.slater import quick_to_check
 
     for n_states, expected in ((1000, True), (1001, False)):
         log = Dataset([0, 0], [0, 0], [0, 0], [0, 0], [[0], [0]], n_states=n_states, n_actions=2)
-        assert _quick_to_check(log) is expected
+        assert quick_to_check(log) is expected
 
 
 # ---- Errors ----
@@ -428,3 +434,54 @@ def test_the_order_of_independent_records_does_no_harm(arrange):
     assert 0 < found.lower <= 0.1 <= found.upper < 0.2
     result = learn(log, gamma=0.5, psi=2, slater=0.9, T=1000, rho0=[1.0], rng=0)
     assert any("slater = 0.9 is contradicted" in note for note in result.notes)
+
+
+def slow_log():
+    """A log whose linear program takes more than ten seconds."""
+    rng = np.random.default_rng(0)
+    n, n_states = 20_000, 1000
+    return Dataset(
+        rng.integers(0, n_states, n),
+        rng.integers(0, 2, n),
+        rng.integers(0, n_states, n),
+        rng.uniform(-1, 1, n),
+        rng.uniform(-1, 1, (n, 1)),
+        n_states=n_states,
+        n_actions=2,
+    )
+
+
+SLOW = {"gamma": 0.999, "psi": 2, "slater": 0.1, "T": 1000, "initial_states": [0], "rng": 0}
+
+
+def test_the_check_obeys_the_time_limit():
+    began = time.monotonic()
+    result = learn(slow_log(), **SLOW, time_limit=1)
+    assert time.monotonic() - began < 2.5
+    assert (result.status, result.n_steps) == (Status.COMPLETED, 1000)
+    (note,) = result.notes
+    assert note.startswith("slater = 0.1 was not compared with the data: that was not done after ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_ctrl_c_is_heard_while_the_linear_program_is_solved(in_main_thread):
+    log, outcome = slow_log(), []
+
+    def press():
+        time.sleep(0.6)  # by then the thousand steps are long taken
+        outcome.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    if in_main_thread:
+        result = learn(log, **SLOW, check_slater=True)
+    else:
+        worker = threading.Thread(target=lambda: outcome.append(learn(log, **SLOW, check_slater=True)))
+        worker.start()
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(30)
+        worker.join()
+        result = outcome.pop()
+    assert time.monotonic() - outcome[0] < 0.3
+    assert (result.status, result.n_steps) == (Status.INTERRUPTED, 1000)

@@ -35,9 +35,11 @@ from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import chunks
+from dpdl.data.reference import Reference
 from dpdl.models import exact
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
+from dpdl.settings import Resolved
 
 Array = NDArray[np.float64]
 
@@ -145,6 +147,41 @@ def slater_upper(
     caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
     delta = check.real("delta", delta, above=0, below=1)
     return min(1.0, _upper(exact.plug_in(first, gamma, rho0), first, second, psi, caps, delta))
+
+
+def can_be_checked(dataset: Dataset) -> bool:
+    """Whether there is anything to compare `slater` with."""
+    return len(dataset) >= 2 and dataset.n_utilities > 0
+
+
+def quick_to_check(dataset: Dataset) -> bool:
+    """Whether `contradiction` takes a second or so, as a rule."""
+    return dataset.n_states * dataset.n_actions <= 2000 and len(dataset) <= 10**6
+
+
+def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, initial: Array) -> str | None:
+    """Say it if, with confidence 1 - delta, no policy within psi of the data's distribution has the slater supplied.
+
+    That distribution is not mu_hat but what mu_hat estimates, so half of delta goes into upper bounds of it: the
+    frequency p of a pair falls below mu - sqrt(2 mu l/n) with probability e^-l at most (Chernoff). A trajectory gives
+    no such bound without its mixing time, and then only the best of all policies can contradict.
+    """
+    n_pairs, psi, delta = reference.n_states * reference.n_actions, settings.psi, settings.delta
+    caps, where = np.ones(n_pairs), ""
+    if dataset.kind == "independent":
+        half = math.log(2 * n_pairs / delta) / (2 * reference.n_samples)
+        seen = np.zeros(n_pairs)
+        seen[reference.pairs] = reference.counts / reference.n_samples
+        caps, where = psi * (np.sqrt(seen + half) + math.sqrt(half)) ** 2, f" whose occupancy is within psi = {psi:g}"
+        where += " of where the data lies"
+    upper = slater_upper(dataset, gamma=settings.gamma, rho0=initial, psi=psi, caps=caps, delta=delta / 2)
+    if upper >= settings.slater:
+        return None
+    found = f"has more than {upper:.3g}" if upper >= 0 else "keeps every constraint"
+    return (
+        f"slater = {settings.slater:g} is contradicted by the data: with confidence {1 - delta:g}, "
+        f"no policy{where} {found}"
+    )
 
 
 # ---- The first half proposes ----

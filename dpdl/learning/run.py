@@ -27,12 +27,15 @@ class Run:
         For its results.
     slater_refuted : bool
         Whether the data was found to contradict the slater of the settings.
+    slater_checked : bool
+        Whether it was compared with it, or that was begun.
     """
 
     layout: Layout
     core: _core.LazyCore
     notes: tuple[str, ...] = ()
     slater_refuted: bool = False
+    slater_checked: bool = False
 
     @classmethod
     def of(cls, layout: Layout, generator: np.random.Generator) -> Run:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from dpdl import theory
+from dpdl.models.highs import linprog
 
 if TYPE_CHECKING:
     from dpdl.models.cmdp import CMDP

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import warnings
 from pathlib import Path
 
-import numpy as np
-
 from dpdl import _core
-from dpdl.checking.slater import slater_upper
-from dpdl.data.dataset import Dataset
+from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
 from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
-from dpdl.learning.layout import Layout
 from dpdl.learning.run import Run
+from dpdl.models.highs import time_limit
 from dpdl.result import Result, Status
 from dpdl.running.options import Options
 
 #: How long the core may run before Python has a look, in seconds.
 CHUNK_SECONDS = 0.02
+#: How long the data may be compared with slater after the last step, by default and where that is asked for.
+SLATER_SECONDS, ASKED_SLATER_SECONDS = 5.0, 600.0
 
 logger = logging.getLogger("dpdl")
 
@@ -36,12 +36,13 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
     core, planned = run.core, run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
+    deadline = time.monotonic() + options.time_limit
     keeper = _Keeper(run, options.checkpoint, new)
     try:
         with Progress(total, options.progress, core.n_steps) as bar:
-            timer = _Timer(run, keeper, options)
+            timer = _Timer(run, keeper, options, deadline)
             while core.n_steps < total and code == 0:
-                if time.monotonic() >= timer.deadline:
+                if time.monotonic() >= deadline:
                     status = Status.TIME_LIMIT
                     break
                 size, seconds = timer.next_chunk(total - core.n_steps)
@@ -61,23 +62,60 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
         raise
     while True:
         try:
-            return _finish(run, options, keeper, status, code)
+            return _finish(run, options, keeper, status, code, interrupts, deadline)
         except KeyboardInterrupt:
             # A little late, or once more: the result is not lost. Whoever insists does not have to wait for the disk.
             keeper.hurried = status is Status.INTERRUPTED
             status = Status.INTERRUPTED
 
 
-def _finish(run: Run, options: Options, keeper: _Keeper, status: Status, code: int) -> Result:
+def _finish(
+    run: Run, options: Options, keeper: _Keeper, status: Status, code: int, interrupts: Interrupts, deadline: float
+) -> Result:
     if code:
         return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
     keeper.keep()
-    dataset, wanted = run.layout.dataset, options.check_slater
-    if status is Status.COMPLETED and (wanted or (wanted is None and _quick_to_check(dataset))):
-        contradiction = _contradiction(run.layout)
-        if contradiction:
-            run.notes, run.slater_refuted = (*run.notes, contradiction), True
+    if status is Status.COMPLETED and not run.slater_checked:
+        run.slater_checked = True  # also if it is interrupted: the result must not wait for it again
+        _check_slater(run, options, interrupts, deadline)
     return run.result(status)
+
+
+def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: float) -> None:
+    """Look whether the data contradicts slater, if that is asked for or quick; say in the run's notes what came of it.
+
+    The work is done in a thread, because Python does not hear Ctrl-C while HiGHS is working. One that is abandoned ends
+    by itself with the time limit of its linear programs.
+    """
+    dataset, settings, wanted = run.layout.dataset, run.layout.settings, options.check_slater
+    if wanted is False or (wanted is None and not quick_to_check(dataset)) or not can_be_checked(dataset):
+        return
+    seconds = min(SLATER_SECONDS if wanted is None else ASKED_SLATER_SECONDS, max(0.0, deadline - time.monotonic()))
+    found: list[str | None | Exception] = []
+
+    def work() -> None:
+        try:
+            with time_limit(seconds):
+                found.append(contradiction(dataset, settings, run.layout.reference, run.layout.inputs.initial))
+        except TimeoutError:
+            pass
+        except Exception as error:
+            found.append(error)
+
+    worker = threading.Thread(target=work, name="dpdl-slater", daemon=True)
+    ends = time.monotonic() + seconds
+    worker.start()
+    while worker.is_alive() and time.monotonic() < ends:
+        worker.join(CHUNK_SECONDS)
+        if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+            raise KeyboardInterrupt
+    if not found:
+        note = f"slater = {settings.slater:g} was not compared with the data: that was not done after {seconds:.3g} s"
+        run.notes = (*run.notes, note)
+    elif isinstance(found[0], Exception):
+        raise found[0]
+    elif found[0]:
+        run.notes, run.slater_refuted = (*run.notes, found[0]), True
 
 
 class _Keeper:
@@ -122,11 +160,9 @@ class _Keeper:
 class _Timer:
     """What is due when: the callback, the next checkpoint, the end of the time."""
 
-    def __init__(self, run: Run, keeper: _Keeper, options: Options) -> None:
-        self.run, self.keeper, self.options = run, keeper, options
-        now = time.monotonic()
-        self.deadline = now + options.time_limit
-        self.saved = self.called = now
+    def __init__(self, run: Run, keeper: _Keeper, options: Options, deadline: float) -> None:
+        self.run, self.keeper, self.options, self.deadline = run, keeper, options, deadline
+        self.saved = self.called = time.monotonic()
         self.by_steps = options.callback is not None and options.callback_seconds is None
         self.every = options.callback_every or -(-run.layout.settings.T // 100)
 
@@ -149,34 +185,3 @@ class _Timer:
         if options.checkpoint is not None and now - self.saved >= options.every:
             self.keeper.keep()
             self.saved = time.monotonic()
-
-
-def _quick_to_check(dataset: Dataset) -> bool:
-    return dataset.n_states * dataset.n_actions <= 2000 and len(dataset) <= 10**6
-
-
-def _contradiction(layout: Layout) -> str | None:
-    """Say it if, with confidence 1 - delta, no policy within psi of the data's distribution has the slater supplied.
-
-    That distribution is not mu_hat but what mu_hat estimates, so half of delta goes into upper bounds of it: the
-    frequency p of a pair falls below mu - sqrt(2 mu l/n) with probability e^-l at most (Chernoff). A trajectory gives
-    no such bound without its mixing time, and then only the best of all policies can contradict.
-    """
-    s, reference, dataset = layout.settings, layout.reference, layout.dataset
-    if len(dataset) < 2 or dataset.n_utilities == 0:
-        return None
-    n_pairs, psi = reference.n_states * reference.n_actions, s.psi
-    caps, where = np.ones(n_pairs), ""
-    if dataset.kind == "independent":
-        half = math.log(2 * n_pairs / s.delta) / (2 * reference.n_samples)
-        seen = np.zeros(n_pairs)
-        seen[reference.pairs] = reference.counts / reference.n_samples
-        caps, where = psi * (np.sqrt(seen + half) + math.sqrt(half)) ** 2, f" whose occupancy is within psi = {psi:g}"
-        where += " of where the data lies"
-    upper = slater_upper(dataset, gamma=s.gamma, rho0=layout.inputs.initial, psi=psi, caps=caps, delta=s.delta / 2)
-    if upper >= s.slater:
-        return None
-    found = f"has more than {upper:.3g}" if upper >= 0 else "keeps every constraint"
-    return (
-        f"slater = {s.slater:g} is contradicted by the data: with confidence {1 - s.delta:g}, no policy{where} {found}"
-    )

@@ -55,7 +55,8 @@ def learn(
     check_slater : bool, optional
         After the last step, look whether the data contradicts `slater` (an upper confidence bound, by a linear program)
         and say so in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs and 10^6
-        transitions.
+        transitions. It ends with `time_limit`, after 5 seconds at most by default and 10 minutes if it is asked for;
+        if it was not done by then, the notes say so. Ctrl-C returns at once.
     callback : callable, optional
         Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
     callback_every : int, optional
