@@ -476,9 +476,9 @@ def test_bad_kernels(make):
         (lambda: mixing.tv_distance(GOOD, 1.5), TypeError, "t must hold whole numbers"),
         (lambda: mixing.tv_distance(GOOD, 1, starts=[2]), ValueError, r"starts\[0\] = 2 must be between 0 and 1"),
         (lambda: mixing.tv_distance(GOOD, 1, starts=[]), ValueError, "starts is empty"),
-        (lambda: mixing.mixing_time(GOOD, 0), ValueError, "threshold must be > 0 and < 1, got 0.0"),
+        (lambda: mixing.mixing_time(GOOD, 0), ValueError, "threshold must be >= 1e-09 and < 1, got 0.0"),
         (lambda: mixing.mixing_time(GOOD, method="fast"), ValueError, "method must be one of 'auto', 'exact'"),
-        (lambda: mixing.mixing_time_bounds(GOOD, 1), ValueError, "threshold must be > 0 and < 1, got 1.0"),
+        (lambda: mixing.mixing_time_bounds(GOOD, 1), ValueError, "threshold must be >= 1e-09 and < 1, got 1.0"),
         (lambda: mixing.mixing_time_bounds(GOOD, rng="a"), TypeError, "rng must be"),
         (lambda: mixing.pseudo_spectral_gap(GOOD, 0), ValueError, "max_power must be between 1"),
         (lambda: mixing.behaviour_kernel(GOOD, [[1.0]]), TypeError, "cmdp must be a CMDP, got list"),
@@ -503,3 +503,48 @@ def test_bad_kernels(make):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("threshold", [1e-17, 1e-300, 9.9e-10])
+def test_a_threshold_that_rounding_hides_is_refused(threshold):
+    for function in (mixing.mixing_time, mixing.mixing_time_bounds):
+        with pytest.raises(ValueError, match=r"^threshold must be >= 1e-09 and < 1, got "):
+            function([[0.9, 0.1], [0.2, 0.8]], threshold)
+
+
+def test_a_mixing_time_that_rounding_hides_is_an_error_and_not_an_endless_search():
+    """Two halves that meet once in 10^17 steps, each of which mixes fast."""
+    p = 1e-17
+    half = np.array([[0.3, 0.7], [0.6, 0.4]])
+    P = np.block([[half, np.full((2, 2), 0.0)], [np.full((2, 2), 0.0), half]])
+    P[0, 2], P[2, 0] = p, 3 * p
+    try:
+        found = mixing.mixing_time(P, 1e-9)
+    except ValueError as error:
+        assert "rounding hides when it mixes" in str(error)  # noqa: PT017
+    else:  # E(t) is about (1 - p/...)^t/2, so that it takes some 10^17 steps
+        assert 1e16 < found < 1e20
+
+
+@pytest.mark.parametrize("p", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_the_pseudo_spectral_gap_of_two_nearly_reducible_states(p):
+    """Reversible, so that the largest of gap(k)/k is that of k = 1: 1 - lambda^2 with lambda = 1 - 3p."""
+    began = time.process_time()
+    found = mixing.pseudo_spectral_gap([[1 - p, p], [2 * p, 1 - 2 * p]])
+    assert abs(found - 3 * p * (2 - 3 * p)) <= 1e-9 * found + 1e-12
+    assert time.process_time() - began < 1
+
+
+def test_the_pseudo_spectral_gap_is_the_largest_of_all():
+    """Chains that are far from reversible, against every k up to 200; one of them is a slow cycle."""
+    rng = np.random.default_rng(0)
+    kernels = [rng.dirichlet(np.full(n, 0.2), n) + 1e-3 for n in (2, 3, 5, 8) for _ in range(5)]
+    kernels.append(0.97 * np.roll(np.eye(7), 1, axis=1) + 0.03 / 7)
+    for P in kernels:
+        P = P / P.sum(axis=1, keepdims=True)
+        mu = mixing.stationary(P)
+        root = np.sqrt(mu)
+        A = root[:, None] * P / root - np.outer(root, root)
+        norms = [np.linalg.norm(np.linalg.matrix_power(A, k), 2) ** 2 for k in range(1, 201)]
+        every = [(1 - min(1.0, norm)) / k for k, norm in enumerate(norms, 1)]
+        np.testing.assert_allclose(mixing.pseudo_spectral_gap(P), max(every), rtol=2e-9)

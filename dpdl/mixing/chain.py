@@ -25,6 +25,10 @@ BLOCK = 256
 NARROW = 1500
 
 
+#: Step counters are 64-bit.
+MOST_SQUARINGS = 62
+
+
 def checked_kernel(kernel: Any) -> sp.csr_array:
     """Check a row-stochastic matrix and return it sparse, its rows scaled to sum to one in double precision."""
     if sp.issparse(kernel):
@@ -81,6 +85,7 @@ def _check_ergodic(P: sp.csr_array) -> None:
 
 
 def stationary_of(P: sp.csr_array) -> Array:
+    """Return the stationary distribution of a checked kernel."""
     _check_ergodic(P)
     if P.shape[0] <= _ELIMINATION_STATES:
         return _eliminate(P.toarray())
@@ -167,7 +172,12 @@ def mixing_time_dense(P: Array, mu: Array, threshold: float) -> int:
     if _distance(np.eye(len(mu)), mu) <= threshold:
         return 0
     powers = [P]
-    while _distance(powers[-1], mu) > threshold:
+    while (distance := _distance(powers[-1], mu)) > threshold:
+        if len(powers) > MOST_SQUARINGS:
+            raise ValueError(
+                f"E(t) is still {distance:.3g} after 2^{MOST_SQUARINGS} steps: the chain is so nearly reducible that "
+                "rounding hides when it mixes"
+            )
         square = powers[-1] @ powers[-1]
         powers.append(square / square.sum(axis=1, keepdims=True))
     # Invariant: E(t) > threshold, and E(t + 2^(j+1)) <= threshold for the exponent j about to be tried.
