@@ -77,13 +77,21 @@ def test_version(capsys):
     assert re.fullmatch(r"dpdl \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_the_code_in_the_readme_prints_what_it_says():
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
-    assert len(block.strip().splitlines()) <= 25
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(block, "README.md", "exec"), {})
-    first, second, third = out.getvalue().splitlines()
+def test_the_code_in_the_readme_runs_as_printed_and_prints_what_it_says(tmp_path, monkeypatch):
+    """All blocks, one after the other, as a reader would type them into one session."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    assert len(blocks[0].strip().splitlines()) <= 25
+    session, printed = {}, []
+    for block in blocks:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(block, "README.md", "exec"), session)
+        printed.append(out.getvalue().splitlines())
+    first, second, third = printed[0]
     assert first == "COMPLETED [[0.5, 0.5]]"
     assert second == "None"
     assert "psi >= C*" in third
+    assert [line.split()[:2] for line in printed[1]][-1][1] == "True"  # the last level passed VERIFY
+    assert [line.split()[0] for line in printed[2]] == ["psi", "2", "4", "8"]
