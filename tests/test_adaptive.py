@@ -6,10 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpdl import CMDP, Dataset, Status, estimate_reference, instances, learn, learn_adaptive, theory, verify
+from dpdl import (
+    CMDP,
+    Dataset,
+    Status,
+    estimate_reference,
+    instances,
+    learn,
+    learn_adaptive,
+    replicate,
+    resume,
+    theory,
+    verify,
+)
 from dpdl.checking.verification import Verification
 from dpdl.premises import Premise
 from dpdl.running import adaptive
+from dpdl.running.driver import drive
 from dpdl.settings import Settings
 from problems import random_log
 
@@ -107,24 +120,18 @@ def test_no_transition_is_read_twice(monkeypatch, warm_start, n_descent):
     def numbers(part):
         return np.rint(part.r * n).astype(int).tolist()
 
-    def spied_learn(part, settings, *, n_reference=None, reference=None, **options):
-        if reference is None:
-            read.extend([numbers(part[:n_reference]), numbers(part[n_reference:])])
-        else:
-            read.append(numbers(part))
-        return learn(part, settings, n_reference=n_reference, reference=reference, **options)
+    def spied_drive(run, options, interrupts, *, new):
+        layout = run.layout
+        read.extend([numbers(layout.dataset[: layout.inputs.n_reference]), numbers(layout.descent)])
+        assert layout.reference.n_samples == layout.inputs.n_reference
+        return drive(run, options, interrupts, new=new)
 
     def spied_verify(result, part, **options):
         read.append(numbers(part))
         return verify(result, part, **options)
 
-    def spied_reference(part, floor):
-        read.append(numbers(part))
-        return estimate_reference(part, floor)
-
-    monkeypatch.setattr(adaptive, "learn", spied_learn)
+    monkeypatch.setattr(adaptive, "drive", spied_drive)
     monkeypatch.setattr(adaptive, "verify", spied_verify)
-    monkeypatch.setattr(adaptive, "estimate_reference", spied_reference)
     budgets = {"n_reference": lambda p: int(50 * p.psi), "n_descent": n_descent, "n_verification": lambda p: 70}
     result = learn_adaptive(log, **COMMON, **budgets, T=250, rng=0, warm_start=warm_start, exit_margin=0)
     assert result.status is Status.OUT_OF_DATA
@@ -214,7 +221,7 @@ def algorithm_2(verdicts, rewards, eps, margin):
 
 @pytest.fixture
 def faked(monkeypatch):
-    """Replaces learn and verify; VERIFY's verdicts and rewards are read off `faked.levels`, one after the other."""
+    """Replaces the steps and verify; VERIFY's verdicts and rewards are read off `faked.levels`, one after the other."""
     template = learn(LOG, gamma=0.5, slater=0.3, psi=1, eps=0.2, T=10, rho0=CMDP_.rho0, rng=0, check_slater=False)
 
     class Fake:
@@ -222,15 +229,14 @@ def faked(monkeypatch):
         premises = template.premises
         status = Status.COMPLETED
 
-    def fake_learn(log, settings, **_):
-        resolved = settings.resolve(log.n_states, log.n_actions, log.n_utilities)
-        return replace(template, settings=resolved, premises=Fake.premises, status=Fake.status)
+    def fake_drive(run, *_, **__):
+        return replace(template, settings=run.layout.settings, premises=Fake.premises, status=Fake.status)
 
     def fake_verify(_, log, **__):
         verdict, reward = next(Fake.levels)
         return Verification(verdict, reward, np.zeros(1), np.zeros(4), 0.0, 0.1, 0.2, len(log), True)
 
-    monkeypatch.setattr(adaptive, "learn", fake_learn)
+    monkeypatch.setattr(adaptive, "drive", fake_drive)
     monkeypatch.setattr(adaptive, "verify", fake_verify)
     return Fake
 
@@ -332,7 +338,7 @@ def test_no_level_is_lost_to_an_interruption_between_the_steps(monkeypatch, wher
     owner, name = {
         "verify": (adaptive, "verify"),
         "phases": (adaptive._Plan, "phases"),
-        "prepare": (adaptive, "learn"),
+        "prepare": (adaptive, "_level_run"),
     }[where]
     monkeypatch.setattr(owner, name, third_time(getattr(owner, name)))
     options = {"T": 500, "rng": 0, "exit_margin": 0}
@@ -353,9 +359,9 @@ def test_an_interruption_before_anything_is_learned_is_passed_on(monkeypatch):
         calls.append(1)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return learn(*arguments, **options)
+        return drive(*arguments, **options)
 
-    monkeypatch.setattr(adaptive, "learn", interrupted)
+    monkeypatch.setattr(adaptive, "_level_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learn_adaptive(LOG, **COMMON, **BUDGETS, T=500, rng=0)
 
@@ -525,14 +531,14 @@ def test_a_trajectory_claims_nothing_and_an_estimated_mixing_time_is_not_vouched
 
 def test_a_premise_that_failed_at_any_level_has_failed(faked, monkeypatch):
     """But for slater, which is looked for within psi of the data: the level that is returned decides."""
-    plain, outcomes = adaptive.learn, iter([False, True])
+    plain, outcomes = adaptive.drive, iter([False, True])
 
-    def fails_at_first(log, settings, **options):
+    def fails_at_first(*arguments, **options):
         holds = next(outcomes)
         faked.premises = (Premise("steps", holds, ""), Premise("slater valid", holds, ""))
-        return plain(log, settings, **options)
+        return plain(*arguments, **options)
 
-    monkeypatch.setattr(adaptive, "learn", fails_at_first)
+    monkeypatch.setattr(adaptive, "drive", fails_at_first)
     faked.levels = iter([(True, 0.0), (True, 0.0)])
     result = learn_adaptive(LOG, **COMMON, **BUDGETS, T=10, rng=0)
     held = holding(result)
@@ -670,3 +676,87 @@ def test_the_time_limit_is_that_of_all_levels_together():
     assert (result.status, [level.verdict is None for level in result.history]) == (Status.TIME_LIMIT, [False, True])
     with pytest.raises(ValueError, match=r"^time_limit must be >= 0, got -1.0$"):
         learn_adaptive(log, **common, T=10, time_limit=-1)
+
+
+# ---- Checkpoints ----
+
+LEVELS = {
+    "gamma": 0.8,
+    "slater": 0.3,
+    "eps": 0.6,
+    "eps_divisor": 1,
+    "T": 3000,
+    "max_levels": 3,
+    "exit_margin": 0,
+    "rho0": np.full(4, 0.25),
+    "check_slater": False,
+}
+
+
+def levelled(**changes):
+    log = random_log(4, 3, 900, 2, seed=1, used_actions=2)
+    return log, {**LEVELS, "reuse": True, "rng": 5, **changes}
+
+
+def all_bits(result):
+    """Everything numerical in a result of several levels."""
+    levels = [(level.psi, level.verdict, level.reward, level.n_steps, bits(level.result)) for level in result.history]
+    return bits(result), levels, result.status, result.message, result.premises
+
+
+def bits(result):
+    return [array.tobytes() for array in (result.x_mean, result.V_mean, result.lam_mean, *result.last)], result.n_steps
+
+
+@pytest.mark.parametrize("stop", [0, 1, 1500, 3000, 4321, 7000, 8999])
+@pytest.mark.parametrize("kind", ["reuse", "warm", "fresh"])
+def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path, kind, stop):
+    changes = {
+        "reuse": {},
+        "warm": {"warm_start": True},
+        "fresh": {"reuse": False, "n_reference": 100, "n_descent": 100, "n_verification": 100},
+    }[kind]
+    log, arguments = levelled(**changes)
+    whole = learn_adaptive(log, **arguments)
+    assert [level.n_steps for level in whole.history] == [3000] * 3
+    broken_off = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=stop)
+    assert (broken_off.status, sum(level.n_steps for level in broken_off.history)) == (Status.STEP_LIMIT, stop)
+    assert all_bits(resume(tmp_path / "levels", log)) == all_bits(whole)
+    # What is complete is only looked at again.
+    assert all_bits(learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)) == all_bits(whole)
+
+
+def test_a_checkpoint_of_levels_is_not_written_over_and_not_mistaken(tmp_path):
+    log, arguments = levelled()
+    path = tmp_path / "levels"
+    learn_adaptive(log, **arguments, checkpoint=path, step_limit=100)
+    with pytest.raises(FileExistsError, match="is not empty; resume=True goes on with what is there"):
+        learn_adaptive(log, **arguments, checkpoint=path)
+    with pytest.raises(ValueError, match=r"is of another call: plan = "):
+        learn_adaptive(log, **(arguments | {"growth": 3.0}), checkpoint=path, resume=True)
+    with pytest.raises(ValueError, match=r"is of another call: generator = "):
+        learn_adaptive(log, **(arguments | {"rng": 6}), checkpoint=path, resume=True)
+    with pytest.raises(ValueError, match="rho0 or initial_states differ"):
+        learn_adaptive(log, **(arguments | {"rho0": [1, 0, 0, 0]}), checkpoint=path, resume=True)
+    with pytest.raises(ValueError, match="belongs to another data set: the fingerprints differ"):
+        resume(path, log[:500])
+    with pytest.raises(TypeError, match="resume needs checkpoint, the folder to go on from"):
+        learn_adaptive(log, **arguments, resume=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="nothing to go on with"):
+        resume(tmp_path / "empty", log)
+    replicate(
+        log, n=1, gamma=0.8, psi=2, slater=0.3, T=100, rho0=LEVELS["rho0"], checkpoint=tmp_path / "replicas", rng=0
+    )
+    with pytest.raises(ValueError, match="is not one of learn_adaptive; replicas and sweeps go on with resume=True"):
+        resume(tmp_path / "replicas", log)
+
+
+def test_functions_are_given_again_to_go_on(tmp_path):
+    log, arguments = levelled(per_level=lambda problem: {"T": int(1000 * problem.psi)})
+    whole = learn_adaptive(log, **arguments)
+    learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=2500)
+    with pytest.raises(ValueError, match=r"a function as per_level, which it cannot hold: go on with learn_adaptive\("):
+        resume(tmp_path / "levels", log)
+    again = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)
+    assert all_bits(again) == all_bits(whole)

@@ -526,7 +526,7 @@ def test_however_often_it_is_pressed_the_result_is_not_lost(tmp_path):
     lost = script(f"""
         import contextlib
         from pathlib import Path
-        from dpdl import checkpoint
+        from dpdl.lasting import checkpoint_file
         from test_interruption import Finger, assert_right, run
         for k in range(12):
             path, result = Path({str(tmp_path)!r}, str(k)), None

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dpdl.running.many import PLAN
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
 from dpdl.result import Result
+from dpdl.running.jobs import PLAN
 
 SETTINGS = Settings(gamma=0.5, psi=3, slater=0.3, T=4000)
 RHO0 = np.full(4, 1 / 4)
@@ -232,7 +232,7 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     with pytest.raises(ValueError, match="differs in rho0 or initial_states"):
         replicate(stored, SETTINGS, rng=7, resume=True, **(common | {"rho0": [1.0, 0, 0, 0]}))
     for changes, message in (
-        ({"n_reference": 100}, "differs in n_reference = None, not 100; disjoint = False, not True; reference"),
+        ({"n_reference": 100}, "differs in n_reference = None, not 100; reference"),
         ({"known": ["psi"]}, re.escape("differs in known = (), not ('psi',)")),
         ({"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)}, "differs in reference"),
     ):

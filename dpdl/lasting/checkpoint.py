@@ -131,9 +131,8 @@ def _same_counts(one: Reference, other: Reference) -> bool:
 
 def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
     if header.get("arithmetic") != ARITHMETIC:
-        raise ValueError(
-            f"its run has arithmetic {header.get('arithmetic')!r}, and this dpdl goes on with {ARITHMETIC}"
-        )
+        found = header.get("arithmetic")
+        raise ValueError(f"its arithmetic is version {found!r}, that of this dpdl is {ARITHMETIC}")
     if header.get("fingerprint") != dataset.fingerprint:
         raise ValueError("it belongs to another data set: the fingerprints differ")
     if header.keys() != _NAMES:
