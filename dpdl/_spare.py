@@ -48,14 +48,18 @@ def lock(descriptor: int) -> None:
         pass
 
 
-def sweep(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
-    """Remove what killed processes left beside a target."""
+def beside(target: Path, suffix: str) -> Iterator[str]:
+    """Paths beside a target that `spare_name` made for it, or would have but for the suffix."""
     pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(suffix))
     with suppress(OSError), os.scandir(target.parent) as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_unless_locked(entry.path, remove)
+        yield from (entry.path for entry in entries if pattern.fullmatch(entry.name))
+
+
+def sweep(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
+    """Remove what killed processes left beside a target."""
+    for path in beside(target, suffix):
+        with suppress(OSError):
+            _remove_unless_locked(path, remove)
 
 
 def _remove_unless_locked(path: str, remove: Callable[[str], object]) -> None:

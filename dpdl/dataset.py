@@ -203,7 +203,8 @@ class Dataset(Log):
         """Open a log that `save` or `DatasetBuilder` has written.
 
         Everything in the folder is checked before it is used, in one pass with bounded memory: some seconds for 10^8
-        transitions. While a mapped log is in use its files must not be changed; replacing the folder is safe.
+        transitions. While a mapped log is in use its files must not be changed. To replace the folder (`save` with
+        `overwrite`) is safe at any time: what is opened meanwhile is the old log or the new one, and stays that.
 
         Parameters
         ----------

@@ -30,6 +30,9 @@ import mmap as memory
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _validation as check
-from ._folder import explained, replacing, sync
+from ._folder import Folder, explained, read_folder, replacing, sync
 from ._header import HEADER, LARGEST_HEADER, PAIRS, RECORDS, STARTS, Header, Sizes, is_header, npy_header, parse_json
 from ._records import Units, begins, chunks
 
@@ -58,14 +61,15 @@ def is_replaceable(path: Path) -> bool:
     """Whether a path is an empty folder, or holds a data set and nothing else; only these are ever overwritten."""
     if not path.is_dir():
         return False
-    names = set(os.listdir(path))
-    return not names or (HEADER in names and names <= {HEADER, RECORDS, PAIRS, STARTS} and _is_header(path / HEADER))
-
-
-def _is_header(file: Path) -> bool:
-    """Whether a file is the header of a data set, of any version and perhaps damaged."""
-    try:
-        return _length(file) <= LARGEST_HEADER and is_header(parse_json(file.read_bytes()))
+    with os.scandir(path) as entries:
+        files = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+    if not files:
+        return True
+    if HEADER not in files or not files.keys() <= {HEADER, RECORDS, PAIRS, STARTS} or not all(files.values()):
+        return False
+    try:  # of any version, and perhaps damaged
+        with Folder(path) as folder:
+            return is_header(parse_json(_header_bytes(folder)))
     except ValueError:
         return False
 
@@ -94,9 +98,8 @@ def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     """Open a folder and check everything in it; `verify=False` leaves out the SHA-256 of the arrays."""
-    header = _read_header(path)
+    header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
-    arrays = {name: _read_array(path / name, *sizes.arrays[name], mmap) for name in sizes.arrays}
     pairs, starts = arrays[PAIRS], arrays.get(STARTS)
     records = _Records(sizes, pairs, starts)
     looks = {
@@ -141,47 +144,56 @@ def _raw(array: NDArray[Any]) -> memoryview:
     return array.view(np.uint8).data
 
 
-def _read_header(path: Path) -> Header:
-    file = path / HEADER
-    if not os.path.lexists(file):
-        os.listdir(path)  # a folder that is missing, or none, raises the error that says so
-        raise ValueError(f"{path} is not a dpdl data set: it has no {HEADER}")
-    length = _length(file)
-    if length > LARGEST_HEADER:
-        raise ValueError(f"{file}: {length} bytes are too many for a header")
+def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]]]:
+    """Read the header and the arrays, after all of them were opened: what is open does not vanish."""
+    raw = _header_bytes(folder)
     try:
-        return Header.parse(file.read_bytes())
+        header = Header.parse(raw)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{folder.path / HEADER}: {error}") from None
+    with ExitStack() as stack:
+        streams = {name: stack.enter_context(_opened(folder, name)) for name in header.sizes.arrays}
+        return header, {
+            name: _read_array(folder.path / name, streams[name], *described, mmap)
+            for name, described in header.sizes.arrays.items()
+        }
 
 
-def _read_array(file: Path, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
+def _header_bytes(folder: Folder) -> bytes:
+    with _opened(folder, HEADER) as stream:
+        length = os.fstat(stream.fileno()).st_size
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{folder.path / HEADER}: {length} bytes are too many for a header")
+        return stream.read()
+
+
+def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
     """Map an array, read-only, or read it into memory; nothing is allocated unless the file has the right length."""
     head = npy_header(dtype, n)
-    expected, length = len(head) + n * dtype.itemsize, _length(file)
+    expected, length = len(head) + n * dtype.itemsize, os.fstat(stream.fileno()).st_size
     if length != expected:
         raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
-    with open(file, "rb") as stream:
-        if mmap:
-            whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
-        else:
-            whole = np.empty(expected, dtype=np.uint8)
-            if stream.readinto(whole.data) != expected:
-                raise ValueError(f"{file}: it became shorter while it was read")
+    if mmap:
+        whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
+    else:
+        whole = np.empty(expected, dtype=np.uint8)
+        if stream.readinto(whole.data) != expected:
+            raise ValueError(f"{file}: it became shorter while it was read")
     if whole[: len(head)].tobytes() != head:
         raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
     return check.frozen(whole[len(head) :].view(dtype))
 
 
-def _length(file: Path) -> int:
-    """Length of a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
+def _opened(folder: Folder, name: str) -> BufferedReader:
+    """Open a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
     try:
-        status = os.stat(file)
+        if not stat.S_ISREG(folder.stat(name).st_mode):
+            raise ValueError(f"{folder.path / name}: it is not a regular file")
+        return folder.open(name)
     except FileNotFoundError:
-        raise ValueError(f"{file}: it is missing") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{file}: it is not a regular file")
-    return status.st_size
+        if name == HEADER:
+            raise ValueError(f"{folder.path} is not a dpdl data set: it has no {HEADER}") from None
+        raise ValueError(f"{folder.path / name}: it is missing") from None
 
 
 def _look_through(
