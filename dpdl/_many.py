@@ -15,7 +15,7 @@ from . import _checkpointing as checkpointing
 from . import _core, _crew, learning
 from . import _validation as check
 from . import checkpoint as checkpoint_file
-from ._setup import Setup, prepare
+from ._setup import KNOWABLE, Setup, checked_point, prepare
 from ._spare import sweep
 from .dataset import Dataset
 from .learning import CHECKPOINT_SECONDS, Options
@@ -115,6 +115,7 @@ class Many:
         self.name, self.dataset, self.executor, self.progress = name, dataset, executor, progress
         self.settings = {key: value for key, value in keywords.items() if key not in _MADE_OF | _DRIVEN_BY}
         self.made_of = {key: keywords.get(key, default) for key, default in _MADE_OF.items()}
+        self._copy_inputs()
         driven_by = {key: keywords.get(key, default) for key, default in _DRIVEN_BY.items()}
         self.options = Options.checked(**driven_by, progress=progress, checkpoint=checkpoint)
         self.threads = _crew.is_threads(executor)
@@ -122,6 +123,14 @@ class Many:
         if self.resume and checkpoint is None:
             raise TypeError("resume needs checkpoint, the folder to go on from")
         self._check_executor()
+
+    def _copy_inputs(self) -> None:
+        """Let every run begin with the same, whatever a callback does to the caller's arrays."""
+        log, given = self.dataset, self.made_of
+        initial = check.initial_distribution(given["rho0"], given["initial_states"], log.n_states)
+        given |= {"rho0": initial, "initial_states": None, "known": check.choices("known", given["known"], KNOWABLE)}
+        if given["start"] is not None:
+            given["start"] = checked_point(given["start"], log.n_states, log.n_actions, log.n_utilities)
 
     def _check_executor(self) -> None:
         executor, kind = self.executor, type(self.executor).__name__

@@ -23,6 +23,8 @@ from .settings import ESTIMATE, Resolved, Settings
 
 Array = NDArray[np.float64]
 
+#: What a caller may vouch for.
+KNOWABLE = ("psi", "slater", "mixing_time")
 #: Start and constraints are compared with this relative slack.
 FEASIBLE = 1e-9
 
@@ -145,10 +147,7 @@ def prepare(
         raise ValueError(
             f"gamma = {chosen.gamma} differs from {dataset.units.gamma}, with which the costs were converted"
         )
-    if not isinstance(known, (tuple, list, set, frozenset)):
-        raise TypeError(f"known must be a collection of names, got {known!r}")
-    for name in known:
-        check.choice("known", name, ("psi", "slater", "mixing_time"))
+    known = check.choices("known", known, KNOWABLE)
     generator = check.generator(rng)
     S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
     initial = check.initial_distribution(rho0, initial_states, S)
@@ -173,7 +172,7 @@ def prepare(
         as_stated=start is None
         and math.isclose(resolved.radius_V, radii[0])
         and math.isclose(resolved.radius_lam, radii[1]),
-        known=tuple(sorted(set(known))),
+        known=known,
         mixing_time_estimated=estimated,
     )
     return assemble(packed, resolved, reference, initial, facts, len(descent), generator, (log_x, V, log_lam))
@@ -233,6 +232,15 @@ def _split(
     return dataset[n:], estimate_reference(dataset[:n], floor), True
 
 
+def checked_point(start: Any, n_states: int, n_actions: int, n_utilities: int) -> Point:
+    """Check the kinds and shapes of a starting point, and copy it."""
+    if not isinstance(start, tuple) or len(start) != 3:
+        raise TypeError(f"start must be a Point (log_x, V, log_lam), got {type(start).__name__}")
+    shapes = ((n_states, n_actions), (n_states,), (n_utilities,))
+    named = zip(Point._fields, start, shapes, strict=True)
+    return Point(*(check.numbers_array(f"start.{name}", value, shape=shape) for name, value, shape in named))
+
+
 def _start(
     start: Point | None, packed: Packed, settings: Resolved, S: int, A: int, I: int
 ) -> tuple[Array, Array, Array]:
@@ -244,12 +252,7 @@ def _start(
             log_x[-1] += math.log(packed.n_unseen)
         V, log_lam = np.zeros(S), np.full(I, -math.log(settings.slater * max(I, 1)))
     else:
-        if not isinstance(start, tuple) or len(start) != 3:
-            raise TypeError(f"start must be a Point (log_x, V, log_lam), got {type(start).__name__}")
-        dense, V, log_lam = (
-            check.numbers_array(f"start.{name}", value, shape=shape)
-            for name, value, shape in zip(Point._fields, start, ((S, A), (S,), (I,)), strict=True)
-        )
+        dense, V, log_lam = checked_point(start, S, A, I)
         log_x = packed.gather_logs(dense)
     with np.errstate(over="ignore"):  # a start beyond the range of exp is infeasible, and is said to be
         x, lam = np.exp(log_x), np.exp(log_lam)

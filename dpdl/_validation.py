@@ -2,7 +2,8 @@
 
 Every function takes the argument's name first and returns a clean value, or raises a ``TypeError`` (wrong kind) or a
 ``ValueError`` (wrong value) that names the argument, the first offending index and the value found there. Nothing is
-clipped, wrapped or guessed.
+clipped, wrapped or guessed. An array is copied before it is checked, so that what passed cannot be changed by whoever
+gave it; ``copy=False`` is for callers that copy it anyway.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numbers
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 #: How far a distribution's sum may be from one: a thousand roundings of a sum of ones.
@@ -96,6 +98,19 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def choices(name: str, values: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Check a collection of words from a few, and return each once.
+
+    Examples
+    --------
+    >>> choices("known", ["slater", "psi", "psi"], ("psi", "slater"))
+    ('psi', 'slater')
+    """
+    if not isinstance(values, (tuple, list, set, frozenset)):
+        raise TypeError(f"{name} must be a collection of names, got {values!r}")
+    return tuple(sorted({choice(name, value, allowed) for value in values}))
+
+
 def flag(name: str, value: Any) -> bool:
     """Check True or False.
 
@@ -120,6 +135,7 @@ def numbers_array(
     at_most: float = np.inf,
     hint: str = "",
     first: int = 0,
+    copy: bool = True,
 ) -> NDArray[np.float64]:
     """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
 
@@ -133,7 +149,7 @@ def numbers_array(
         ...
     ValueError: r[1] = 2.0 must be <= 1
     """
-    array = _as_array(name, values)
+    array = _as_array(name, values, copy)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
@@ -154,6 +170,7 @@ def indices(
     shape: tuple[int | None, ...] = (None,),
     dtype: DTypeLike = np.int32,
     first: int = 0,
+    copy: bool = True,
 ) -> NDArray[Any]:
     """Check an array of whole numbers in ``0 .. bound - 1``; floats and booleans are refused even when whole.
 
@@ -166,7 +183,7 @@ def indices(
         ...
     ValueError: s[2] = 7 must be between 0 and 3
     """
-    array = _as_array(name, values)
+    array = _as_array(name, values, copy)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind not in "iu":
@@ -174,6 +191,31 @@ def indices(
     check_shape(name, array, shape)
     _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}", first)
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def sparse_array(name: str, values: Any) -> sp.csr_array:
+    """Copy a sparse array, as a CSR array of doubles whose indices are in range, and entries given twice added up.
+
+    Examples
+    --------
+    >>> broken = sp.csr_array([[1.0, 0.0]])
+    >>> broken.indices[0] = 7
+    >>> sparse_array("P", broken)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: P is not a valid sparse array: ...
+    """
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must hold real numbers, got dtype {values.dtype}")
+    try:
+        copied = values.copy()
+        if hasattr(copied, "check_format"):  # of the kinds whose constructors leave it out
+            copied.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a valid sparse array: {error}") from None
+    matrix = sp.csr_array(copied, dtype=np.float64)
+    matrix.sum_duplicates()
+    return matrix
 
 
 def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -236,18 +278,27 @@ def check_shape(name: str, array: NDArray[Any], shape: tuple[int | None, ...] | 
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array marked read-only."""
-    array.setflags(write=False)
-    return array
+    """Return a view that cannot be written to, nor be made writeable, and leave the array itself as it is.
+
+    Examples
+    --------
+    >>> view = frozen(np.zeros(3))
+    >>> view.setflags(write=True)
+    Traceback (most recent call last):
+        ...
+    ValueError: cannot set WRITEABLE flag to True of this array
+    """
+    return np.asarray(array.data.toreadonly())  # NumPy asks a buffer, unlike an array, whether it is writeable
 
 
-def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+def _as_array(name: str, values: ArrayLike, copy: bool) -> NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array; fill or drop what is masked first")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:  # ragged nested lists
         raise ValueError(f"{name} is not a regular array: {error}") from None
+    return array.copy() if copy else array
 
 
 def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str, first: int) -> None:

@@ -127,7 +127,7 @@ def learn_adaptive(
         warm_start=warm_start,
         known=known,
     )
-    check.initial_distribution(rho0, initial_states, dataset.n_states)
+    first = {"rho0": check.initial_distribution(rho0, initial_states, dataset.n_states)}  # the same at every level
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable, got {type(callback).__name__}")
     levels: list[Level] = []
@@ -135,7 +135,6 @@ def learn_adaptive(
     def report(result: Result) -> object:
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
 
-    first = {"rho0": rho0, "initial_states": initial_states}
     options: dict[str, Any] = {
         "check_slater": check_slater,
         "callback": None if callback is None else report,
@@ -233,10 +232,7 @@ class _Plan:
         self.growth = check.real("growth", self.growth, above=1)
         self.eps_divisor = check.real("eps_divisor", self.eps_divisor, above=0)
         self.exit_margin = check.real("exit_margin", self.exit_margin, at_least=0)
-        if not isinstance(self.known, (tuple, list, set, frozenset)):
-            raise TypeError(f"known must be a collection of names, got {self.known!r}")
-        for name in self.known:
-            check.choice("known", name, ("slater", "mixing_time"))
+        self.known = check.choices("known", self.known, ("slater", "mixing_time"))
         try:  # psi grows and delta shrinks: what the last level may have, all may
             self.stated(self.max_levels)
         except ValueError as error:

@@ -220,7 +220,7 @@ class DatasetBuilder:
         first = self._n_records
         s, a, s_next = layout.moves(s, a, s_next, self._n_states, self._n_actions, first)
         if self._costs is None:
-            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first)
+            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first, copy=False)
             records = layout.pack(s_next, r, u, self._divisors, first)
         else:
             u = self._costs.slack(u, len(s), first)

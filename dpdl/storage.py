@@ -34,6 +34,7 @@ from contextlib import ExitStack
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,9 +52,7 @@ class Stored(NamedTuple):
     """A data set as read from a folder; `counts` is a by-product of checking it."""
 
     header: Header
-    records: NDArray[Any]
-    pairs: NDArray[np.int64]
-    starts: NDArray[np.int64] | None
+    arrays: Mapping[str, NDArray[Any]]
     counts: NDArray[np.int64]
 
 
@@ -100,25 +99,41 @@ def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     """Open a folder and check everything in it; `verify=False` leaves out the SHA-256 of the arrays."""
     header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
-    pairs, starts = arrays[PAIRS], arrays.get(STARTS)
-    records = _Records(sizes, pairs, starts)
+    counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
+    if not counts.all():
+        unvisited = int(np.argmin(counts))
+        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} is the pair of no record")
+    return Stored(header, arrays, counts)
+
+
+def inspect(
+    arrays: Mapping[str, NDArray[Any]],
+    n_states: int,
+    n_actions: int,
+    label: Callable[[str], object] = lambda name: name.removesuffix(".npy"),
+    sums: Mapping[str, str] = MappingProxyType({}),
+) -> NDArray[np.int64]:
+    """Check that the core may read the arrays of a log, by file name, and return how often each pair occurs.
+
+    Every log passes here, however it was made, after it was put where nobody can change it: the core checks nothing.
+    The SHA-256 of each array in `sums` is compared as well. Messages begin with what `label` makes of a name.
+    """
+    records = _Records(n_states, n_actions, arrays[PAIRS], arrays.get(STARTS))
     looks = {
-        PAIRS: _Ascending("pairs", sizes.n_states * sizes.n_actions).look,
-        STARTS: _Ascending("starts", sizes.n_records).look,
+        PAIRS: _Ascending("pairs", n_states * n_actions).look,
+        STARTS: _Ascending("starts", len(arrays[RECORDS])).look,
         RECORDS: records.look,
     }
     for name in (name for name in looks if name in arrays):
-        digest = hashlib.sha256(npy_header(*sizes.arrays[name])) if verify else None
-        problem = _look_through(arrays[name], looks[name], digest, sizes.n_pairs)
+        array = arrays[name]
+        digest = hashlib.sha256(npy_header(array.dtype, len(array))) if name in sums else None
+        problem = _look_through(array, looks[name], digest, len(arrays[PAIRS]))
         # That a file is damaged is more to the point than what the damage did to its contents.
-        if digest is not None and digest.hexdigest() != header.sums[name]:
-            raise ValueError(f"{path / name}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+        if digest is not None and digest.hexdigest() != sums[name]:
+            raise ValueError(f"{label(name)}: its SHA-256 is not the one in {HEADER}: the file is damaged")
         if problem is not None:
-            raise ValueError(f"{path / name}: {problem}")
-    if not records.counts.all():
-        unvisited = int(np.argmin(records.counts))
-        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {pairs[unvisited]} is the pair of no record")
-    return Stored(header, arrays[RECORDS], pairs, starts, records.counts)
+            raise ValueError(f"{label(name)}: {problem}")
+    return records.counts
 
 
 def _pour(
@@ -181,7 +196,7 @@ def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int
             raise ValueError(f"{file}: it became shorter while it was read")
     if whole[: len(head)].tobytes() != head:
         raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
-    return check.frozen(whole[len(head) :].view(dtype))
+    return whole[len(head) :].view(dtype)
 
 
 def _opened(folder: Folder, name: str) -> BufferedReader:
@@ -220,7 +235,7 @@ class _Ascending:
         self.name, self.bound, self.previous = name, bound, -1
 
     def look(self, part: NDArray[np.int64], first: int) -> None:
-        check.indices(self.name, part, self.bound, dtype=np.int64, first=first)
+        check.indices(self.name, part, self.bound, dtype=np.int64, first=first, copy=False)
         wrong = np.flatnonzero(np.diff(part, prepend=self.previous) <= 0)
         if wrong.size:
             raise ValueError(f"{self.name}[{first + wrong[0]}] = {part[wrong[0]]} does not ascend")
@@ -230,13 +245,15 @@ class _Ascending:
 class _Records:
     """Records that the core may read: every index in range, every number in [-1, 1], trajectories unbroken."""
 
-    def __init__(self, sizes: Sizes, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None) -> None:
-        self.sizes, self.pairs, self.starts = sizes, pairs, starts
-        self.counts = np.zeros(sizes.n_pairs, dtype=np.int64)
+    def __init__(
+        self, n_states: int, n_actions: int, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None
+    ) -> None:
+        self.n_states, self.n_actions, self.pairs, self.starts = n_states, n_actions, pairs, starts
+        self.counts = np.zeros(len(pairs), dtype=np.int64)
         self.previous: int | None = None
 
     def look(self, part: NDArray[Any], first: int) -> None:
-        for name, bound in (("pair", self.sizes.n_pairs), ("s_next", self.sizes.n_states)):
+        for name, bound in (("pair", len(self.pairs)), ("s_next", self.n_states)):
             if part[name].min() < 0 or part[name].max() >= bound:
                 check.indices(name, part[name], bound, first=first)
         for name in ("r", "u"):
@@ -246,6 +263,6 @@ class _Records:
         self.counts += np.bincount(part["pair"], minlength=len(self.counts))
         if self.starts is not None:
             inside = slice(*np.searchsorted(self.starts, [first, first + len(part)]))
-            s = (self.pairs[part["pair"]] // self.sizes.n_actions).astype(np.int32)
+            s = (self.pairs[part["pair"]] // self.n_actions).astype(np.int32)
             begins(self.starts[inside] - first, s, part["s_next"], first, self.previous)
             self.previous = int(part["s_next"][-1])
