@@ -9,6 +9,8 @@ gave it; ``copy=False`` is for callers that copy it anyway.
 from __future__ import annotations
 
 import numbers
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,19 @@ def real(
     return number
 
 
+def time_limit(name: str, value: Any) -> float:
+    """Check a number of seconds; None and infinity are no limit.
+
+    Examples
+    --------
+    >>> time_limit("time_limit", None)
+    inf
+    """
+    if value is None or (isinstance(value, numbers.Real) and value == np.inf):
+        return np.inf
+    return real(name, value, at_least=0)
+
+
 def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1) -> int:
     """Check a whole number inside closed bounds; a float passes only if it is one (1e6 does, 1.5 does not).
 
@@ -81,6 +96,36 @@ def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1)
     if not at_least <= number <= at_most:
         raise ValueError(f"{name} must be between {at_least} and {at_most}, got {number}")
     return number
+
+
+def text(name: str, value: Any) -> str:
+    """Check a string.
+
+    Examples
+    --------
+    >>> text("s", 3)
+    Traceback (most recent call last):
+        ...
+    TypeError: s must be a string, got int
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """Check a path.
+
+    Examples
+    --------
+    >>> path("path", None)
+    Traceback (most recent call last):
+        ...
+    TypeError: path must be a path, got NoneType
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {type(value).__name__}")
+    return Path(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
