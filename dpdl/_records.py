@@ -223,6 +223,8 @@ def join(
     trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
 ) -> tuple[list[NDArray[Any]], list[int]]:
     """Columns (s, a, s_next, r, u) and starts of whole trajectories, each (states, actions, rewards, utilities)."""
+    if not isinstance(trajectories, Iterable):
+        raise TypeError(f"trajectories must be an iterable of trajectories, got {type(trajectories).__name__}")
     columns: list[tuple[NDArray[Any], ...]] = []
     starts = [0]
     for k, trajectory in enumerate(trajectories):

@@ -143,7 +143,7 @@ def learn_adaptive(
         "chunk": chunk,
         "rng": check.generator(rng),
     }
-    seconds = math.inf if time_limit is None else check.real("time_limit", time_limit, at_least=0)
+    seconds = check.time_limit("time_limit", time_limit)
     plan.fix_mixing_time()
     try:
         status, message = _climb(plan, levels, first, options, time.monotonic() + seconds)

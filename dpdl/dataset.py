@@ -228,7 +228,7 @@ class Dataset(Log):
         ValueError
             If a file is damaged or not what it should be; the message names the file and what is wrong with it.
         """
-        folder = Path(os.path.abspath(path))
+        folder = Path(os.path.abspath(check.path("path", path)))
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
         header, log = stored.header, cls.__new__(cls)
         log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.units, folder)
@@ -286,7 +286,8 @@ class Dataset(Log):
         >>> again.s_next.tolist(), again.path.name, again.fingerprint == log.fingerprint
         ([1, 0], 'log', True)
         """
-        storage.save(path, self._sizes, self.units, self._arrays(), overwrite=check.flag("overwrite", overwrite))
+        target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
+        storage.save(target, self._sizes, self.units, self._arrays(), overwrite=overwrite)
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a Parquet file, from which `from_parquet` makes the same log again (`dpdl.parquet`)."""

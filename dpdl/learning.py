@@ -244,9 +244,7 @@ class Options:
         if given["callback_seconds"] is not None:
             given["callback_seconds"] = check.real("callback_seconds", given["callback_seconds"], at_least=0)
         given["every"] = check.real("every", given["every"], at_least=0)
-        limit = given["time_limit"]
-        endless = limit is None or limit == math.inf
-        given["time_limit"] = math.inf if endless else check.real("time_limit", limit, at_least=0)
+        given["time_limit"] = check.time_limit("time_limit", given["time_limit"])
         if given["checkpoint"] is not None:
             if not isinstance(given["checkpoint"], (str, os.PathLike)):
                 raise TypeError(f"checkpoint must be a path, got {type(given['checkpoint']).__name__}")

@@ -73,7 +73,7 @@ def is_replaceable(path: Path) -> bool:
         return False
 
 
-def save(path: str | os.PathLike[str], sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
+def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
     """Write a data set, its arrays given in chunks, as a folder that appears whole or not at all."""
     with replacing(path, overwrite, is_replaceable) as folder, explained(path):
         write(folder, sizes, units, arrays)

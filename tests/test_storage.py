@@ -375,6 +375,16 @@ def test_files_of_another_length_or_none_at_all_are_refused(tmp_path):
             Dataset.open(folder, **{name: 1})
 
 
+def test_a_name_that_the_header_gives_twice_is_refused(tmp_path):
+    """Which of the two counts would be for each reader to say."""
+    folder = saved(tmp_path / "log")
+    raw = (folder / "header.json").read_bytes()
+    checksum = json.loads(raw)["checksum"].encode()
+    raw = raw.replace(b'"n_states": 4,', b'"n_states": 5, "n_states": 4,').replace(checksum, b"0" * 64)
+    (folder / "header.json").write_bytes(raw.replace(b"0" * 64, sha256(raw).hexdigest().encode()))
+    refuses(folder, "header.json: it cannot be read as JSON: 'n_states' is given twice")
+
+
 class Bomb:
     def __init__(self, target):
         self.target = target
