@@ -2,7 +2,8 @@
 
 Every function takes the argument's name first and returns a clean value, or raises a ``TypeError`` (wrong kind) or a
 ``ValueError`` (wrong value) that names the argument, the first offending index and the value found there. Nothing is
-clipped, wrapped or guessed.
+clipped, wrapped or guessed. An array is copied before it is checked, so that what passed cannot be changed by whoever
+gave it; ``copy=False`` is for callers that copy it anyway.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 #: Arrays of doubles, in every signature.
@@ -62,6 +64,19 @@ def real(
     return number
 
 
+def time_limit(name: str, value: Any) -> float:
+    """Check a number of seconds; None and infinity are no limit.
+
+    Examples
+    --------
+    >>> time_limit("time_limit", None)
+    inf
+    """
+    if value is None or (isinstance(value, numbers.Real) and value == np.inf):
+        return np.inf
+    return real(name, value, at_least=0)
+
+
 def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1) -> int:
     """Check a whole number inside closed bounds; a float passes only if it is one (1e6 does, 1.5 does not).
 
@@ -84,6 +99,36 @@ def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1)
     if not at_least <= number <= at_most:
         raise ValueError(f"{name} must be between {at_least} and {at_most}, got {number}")
     return number
+
+
+def text(name: str, value: Any) -> str:
+    """Check a string.
+
+    Examples
+    --------
+    >>> text("s", 3)
+    Traceback (most recent call last):
+        ...
+    TypeError: s must be a string, got int
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """Check a path.
+
+    Examples
+    --------
+    >>> path("path", None)
+    Traceback (most recent call last):
+        ...
+    TypeError: path must be a path, got NoneType
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {type(value).__name__}")
+    return Path(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -128,13 +173,6 @@ def instance(name: str, value: Any, kind: type) -> None:
         raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
 
 
-def path(name: str, value: Any) -> Path:
-    """Check a path, with links followed, so that what they point to is replaced and not the link."""
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, got {type(value).__name__}")
-    return Path(os.path.realpath(value))
-
-
 def same_discount(of_costs: float | None, gamma: float) -> None:
     """Check that costs which were converted with a discount are used with the same one."""
     if of_costs is not None and of_costs != gamma:
@@ -172,6 +210,7 @@ def numbers_array(
     at_most: float = np.inf,
     hint: str = "",
     first: int = 0,
+    copy: bool = True,
 ) -> NDArray[np.float64]:
     """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
 
@@ -185,7 +224,7 @@ def numbers_array(
         ...
     ValueError: r[1] = 2.0 must be <= 1
     """
-    array = _as_array(name, values)
+    array = _as_array(name, values, copy)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
@@ -206,6 +245,7 @@ def indices(
     shape: tuple[int | None, ...] = (None,),
     dtype: DTypeLike = np.int32,
     first: int = 0,
+    copy: bool = True,
 ) -> NDArray[Any]:
     """Check an array of whole numbers in ``0 .. bound - 1``; floats and booleans are refused even when whole.
 
@@ -218,7 +258,7 @@ def indices(
         ...
     ValueError: s[2] = 7 must be between 0 and 3
     """
-    array = _as_array(name, values)
+    array = _as_array(name, values, copy)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind not in "iu":
@@ -226,6 +266,31 @@ def indices(
     check_shape(name, array, shape)
     _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}", first)
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def sparse_array(name: str, values: Any) -> sp.csr_array:
+    """Copy a sparse array, as a CSR array of doubles whose indices are in range, and entries given twice added up.
+
+    Examples
+    --------
+    >>> broken = sp.csr_array([[1.0, 0.0]])
+    >>> broken.indices[0] = 7
+    >>> sparse_array("P", broken)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: P is not a valid sparse array: ...
+    """
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must hold real numbers, got dtype {values.dtype}")
+    try:
+        copied = values.copy()
+        if hasattr(copied, "check_format"):  # of the kinds whose constructors leave it out
+            copied.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a valid sparse array: {error}") from None
+    matrix = sp.csr_array(copied, dtype=np.float64)
+    matrix.sum_duplicates()
+    return matrix
 
 
 def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -290,18 +355,27 @@ def check_shape(name: str, array: NDArray[Any], shape: tuple[int | None, ...] | 
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array marked read-only."""
-    array.setflags(write=False)
-    return array
+    """Return a view that cannot be written to, nor be made writeable, and leave the array itself as it is.
+
+    Examples
+    --------
+    >>> view = frozen(np.zeros(3))
+    >>> view.setflags(write=True)
+    Traceback (most recent call last):
+        ...
+    ValueError: cannot set WRITEABLE flag to True of this array
+    """
+    return np.asarray(array.data.toreadonly())  # NumPy asks a buffer, unlike an array, whether it is writeable
 
 
-def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+def _as_array(name: str, values: ArrayLike, copy: bool) -> NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array; fill or drop what is masked first")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:  # ragged nested lists
         raise ValueError(f"{name} is not a regular array: {error}") from None
+    return array.copy() if copy else array
 
 
 def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str, first: int) -> None:

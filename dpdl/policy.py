@@ -184,4 +184,4 @@ def _default(unreached: str | ArrayLike, shape: tuple[int, ...]) -> NDArray[np.f
     if isinstance(unreached, str):
         check.choice("unreached", unreached, ("uniform",))
         return uniform(n_states, n_actions)
-    return check.policy_array("unreached", unreached, n_states, n_actions).copy()
+    return check.policy_array("unreached", unreached, n_states, n_actions)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl.data.reference import Reference
 from dpdl.premises import Premise
@@ -62,7 +63,7 @@ class Point(NamedTuple):
         array([[1.]])
         """
         with np.errstate(divide="ignore", invalid="ignore"):  # a start that is not positive is refused later, by name
-            return cls(np.log(x), np.asarray(V), np.log(lam))
+            return cls(np.log(x), np.array(V), np.log(lam))
 
     @property
     def x(self) -> Array:
@@ -82,6 +83,9 @@ class SparseTable:
     pairs: NDArray[np.int64]
     values: Array
     elsewhere: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", check.frozen(self.values))
 
     def at(self, pairs: NDArray[np.int64]) -> Array:
         """Values at the given pairs (as s * n_actions + a)."""
@@ -187,6 +191,10 @@ class Result:
     notes: tuple[str, ...] = ()
     history: tuple[Level, ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("V_mean", "lam_mean", "V", "log_lam"):
+            object.__setattr__(self, name, check.frozen(getattr(self, name)))
+
     @property
     def success(self) -> bool:
         """Whether all steps were taken."""
@@ -195,15 +203,15 @@ class Result:
     @cached_property
     def x_mean(self) -> Array:
         """The average of x over all pairs."""
-        return self.x_table.dense(self.reference.n_states, self.reference.n_actions)
+        return check.frozen(self.x_table.dense(self.reference.n_states, self.reference.n_actions))
 
     @cached_property
     def policy(self) -> Array:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
-        return policies.from_occupancy(self.x_mean)
+        return check.frozen(policies.from_occupancy(self.x_mean))
 
     @property
     def last(self) -> Point:
         """The iterate after the last step."""
         log_x = self.last_log_x_table.dense(self.reference.n_states, self.reference.n_actions)
-        return Point(log_x, self.V, self.log_lam)
+        return Point(log_x, self.V.copy(), self.log_lam.copy())

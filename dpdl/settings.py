@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from dpdl import _validation as check
 from dpdl import theory
+from dpdl.data.header import json_object
 from dpdl.data.reference import SMALLEST_FLOOR
 
 ORDERS = ("replacement", "shuffle", "trajectory")
@@ -138,7 +139,7 @@ class Settings:
             "radius_lam",
         ):
             self._set(name, check.real, required=name in required, **bounds.get(name, {"above": 0}))
-        if self.mixing_time != ESTIMATE:
+        if not isinstance(self.mixing_time, str) or self.mixing_time != ESTIMATE:
             self._set("mixing_time", check.real, **bounds["mixing_time"])
         self._set("T", check.whole, at_least=1)
         self._set("refresh", check.whole, at_least=1)
@@ -253,7 +254,7 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """Read what `to_json` wrote; an unknown name is a TypeError."""
-        values = json.loads(text)
+        values = json.loads(check.text("text", text), object_pairs_hook=json_object)
         if not isinstance(values, dict):
             raise TypeError(f"settings must be a JSON object, got {type(values).__name__}")
         return cls.of(None, values)

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dpdl
 from dpdl import learn, resume
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from hashlib import sha256
 
 import numpy as np
 import pyarrow as pa
@@ -273,6 +274,13 @@ def test_what_is_missing_or_too_much_is_named(tmp_path):
     (tmp_path / "twice.parquet").unlink()
     with pytest.raises(ValueError, match=r"^source has no Parquet files$"):
         from_parquet([], tmp_path / "log", **SIZES)
+    for name, value in (("s", 3), ("a", np.array(["a", "b"])), ("episode", ["e"]), ("u[1]", ["u_0", np.zeros(2)])):
+        with pytest.raises(
+            TypeError, match=f"^{re.escape(name)} must be a string, got {type(value).__name__}|ndarray$"
+        ):
+            from_parquet(file, tmp_path / "log", **SIZES, **{name.split("[")[0]: value})
+    with pytest.raises(TypeError, match=r"^u must be a string or a sequence of strings, got set$"):
+        from_parquet(file, tmp_path / "log", **SIZES, u={"u_0"})
     with pytest.raises(TypeError, match=r"^source must be a path, paths or a pyarrow Dataset, got int$"):
         from_parquet(3, tmp_path / "log", **SIZES)
     with pytest.raises(FileNotFoundError):
@@ -294,15 +302,48 @@ def test_a_file_that_says_what_it_is_must_not_be_contradicted(tmp_path):
     make_log("trajectory", 1).to_parquet(tmp_path / "two.parquet")
     with pytest.raises(ValueError, match=r"two.parquet: its metadata 'dpdl' differs from that of .*one.parquet$"):
         from_parquet([tmp_path / "one.parquet", tmp_path / "two.parquet"], tmp_path / "other")
-    good = json.loads(pq.read_schema(tmp_path / "one.parquet").metadata[b"dpdl"])
-    for text in ("{", json.dumps(good | {"n_states": 0}), json.dumps(good | {"more": 1}), "[]"):
-        damaged = pq.read_table(tmp_path / "one.parquet").replace_schema_metadata({"dpdl": text})
-        with pytest.raises(ValueError, match=r"damaged.parquet: its metadata 'dpdl' is not what dpdl writes"):
-            from_parquet(write(tmp_path, damaged, "damaged.parquet"), tmp_path / "other")
-    damaged = damaged.replace_schema_metadata({"dpdl": json.dumps(good | {"units": good["units"] | {"gamma": 2}})})
-    with pytest.raises(ValueError, match="units: gamma must be > 0 and < 1"):
-        from_parquet(write(tmp_path, damaged, "damaged.parquet"), tmp_path / "other")
-    nothing_else(tmp_path, "one.parquet", "two.parquet", "damaged.parquet", "log")
+    nothing_else(tmp_path, "one.parquet", "two.parquet", "log")
+
+
+def sealed(text):
+    """Metadata of ours that says something else, with a checksum that is right."""
+    return {"dpdl": text, "dpdl.sha256": sha256(text.encode()).hexdigest()}
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": False}, SIZES], ids=["plain", "unverified", "sizes"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("{", "it cannot be read as JSON"),
+        ("[]", ""),
+        ('{"n_states": 4, "n_states": 4}', "it cannot be read as JSON: 'n_states' is given twice"),
+        ({"n_states": 0}, "n_states must be between 1 and 2147483647, got 0"),
+        ({"n_states": [4]}, "n_states must be a whole number, got list"),
+        ({"trajectories": "yes"}, "trajectories must be True or False, got 'yes'"),
+        ({"more": 1}, "'more'"),
+        ({"units": None}, "units must have the names"),
+        ({"units": []}, "units must have the names"),
+        ({"units": "utility_scale"}, "units must have the names"),
+        ({"units": {}}, "units must have the names"),
+        ({"units": {"gamma": 2}}, "units: gamma must be > 0 and < 1"),
+        ({"units": {"utility_scale": 1.0}}, "units: utility_scale must be a list"),
+        ({"units": {"utility_scale": None}}, "units: utility_scale must be a list"),
+        ({"units": {"utility_scale": [0.0]}}, "units: utility_scale[0] must be > 0"),
+    ],
+)
+def test_metadata_that_makes_no_sense_is_named(tmp_path, changes, message, options):
+    make_log("trajectory", 1, costs=True).to_parquet(tmp_path / "log.parquet")
+    good = json.loads(pq.read_schema(tmp_path / "log.parquet").metadata[b"dpdl"])
+    if isinstance(changes, dict):
+        if isinstance(changes.get("units"), dict) and changes["units"]:
+            changes = {"units": good["units"] | changes["units"]}
+        changes = json.dumps(good | changes)
+    damaged = pq.read_table(tmp_path / "log.parquet").replace_schema_metadata(sealed(changes))
+    file = write(tmp_path, damaged, "damaged.parquet")
+    expected = f"{file}: its metadata 'dpdl' is not what dpdl writes: "
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}.*{re.escape(message)}"):
+        from_parquet(file, tmp_path / "log", **options)
+    nothing_else(tmp_path, "log.parquet", "damaged.parquet")
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -313,6 +354,115 @@ def test_a_damaged_file_is_named(tmp_path):
         with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: "):
             from_parquet(file, tmp_path / "log", **SIZES)
     nothing_else(tmp_path, "log.parquet")
+
+
+def flips_that_load_as_other_data(folder, log, bits, **options):
+    """Of single-bit flips in the file of a log, those that are neither refused nor without effect."""
+    log.to_parquet(folder / "log.parquet", overwrite=True)
+    raw, others, refused = (folder / "log.parquet").read_bytes(), [], []
+    for bit in np.random.default_rng(0).choice(8 * len(raw), bits, replace=False):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (folder / "log.parquet").write_bytes(damaged)
+        try:
+            found = from_parquet(folder / "log.parquet", folder / "log", overwrite=True, **options)
+        except (ValueError, TypeError) as error:
+            refused.append(str(error))
+        else:
+            if found.fingerprint != log.fingerprint:
+                others.append(bit)
+    assert all(str(folder / "log.parquet") in text or text == "source has no rows" for text in refused)
+    assert refused
+    return others
+
+
+def test_no_flipped_bit_loads_as_other_data(tmp_path):
+    assert flips_that_load_as_other_data(tmp_path, make_log("trajectories", 1, costs=True), 400) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["independent", "trajectories"])
+@pytest.mark.parametrize("options", [{}, SIZES], ids=["plain", "sizes"])
+def test_no_bit_of_many_can_be_flipped(tmp_path, kind, options):
+    """With sizes given, a file whose metadata is lost could be read as one of another program."""
+    assert flips_that_load_as_other_data(tmp_path, make_log(kind, 1, costs=True), 5000, **options) == []
+
+
+def flipped_at(file, needle):
+    """Flip a bit in the middle of the only place where these bytes are."""
+    raw = bytearray(file.read_bytes())
+    assert raw.count(needle) == 1
+    raw[raw.index(needle) + len(needle) // 2] ^= 1
+    file.write_bytes(raw)
+
+
+def test_the_checksums_of_pages_are_compared_in_files_of_any_program(tmp_path):
+    """A page in plain, of which a bit is flipped: it can be read, but is not what was written."""
+    data, _ = columns("independent", 1)
+    options = {"use_dictionary": False, "compression": "none"}
+    with_sums = write(tmp_path, table(), "with.parquet", **options, write_page_checksum=True)
+    without = write(tmp_path, table(), "without.parquet", **options)
+    for file in (with_sums, without):
+        assert_same(from_parquet(file, tmp_path / "log", **SIZES, overwrite=True), Dataset(**data, **SIZES))
+        flipped_at(file, data["r"].tobytes())
+    with pytest.raises(ValueError, match=f"^{re.escape(str(with_sums))}: .*CRC checksum verification failed"):
+        from_parquet(with_sums, tmp_path / "other", **SIZES)
+    for file, verify in ((with_sums, False), (without, True)):
+        assert_same(
+            from_parquet(file, tmp_path / "other", **SIZES, verify=verify, overwrite=True)[:30], make_log()[:30]
+        )
+    nothing_else(tmp_path, "with.parquet", "without.parquet", "log", "other")
+
+
+def test_a_file_of_ours_must_hold_what_was_written_to_it(tmp_path):
+    log = make_log("trajectories", 1, costs=True)
+    log.to_parquet(tmp_path / "log.parquet")
+    written = pq.read_table(tmp_path / "log.parquet")
+    described = json.loads(written.schema.metadata[b"dpdl"])
+    assert described["fingerprint"] == log.fingerprint
+    assert written.schema.metadata[b"dpdl.sha256"].decode() == sha256(written.schema.metadata[b"dpdl"]).hexdigest()
+    make_log().save(tmp_path / "log")  # is not replaced by what is refused
+    r = np.append(written["r"].to_numpy()[:-1], 0.5)
+    old = described | {"units": described["units"] | {"reward_scale": 2.0}}
+    changed = {
+        "row": written.set_column(4, "r", pa.array(r)),
+        "rows": written.slice(0, 30),
+        "none": written.slice(0, 0),
+        "units": written.replace_schema_metadata(sealed(json.dumps(old))),
+        "no fingerprint": written.replace_schema_metadata(sealed(json.dumps(described | {"fingerprint": ""}))),
+        "no checksum": written.replace_schema_metadata({"dpdl": json.dumps(described)}),
+        "another checksum": written.replace_schema_metadata({"dpdl": json.dumps(described), "dpdl.sha256": "0" * 64}),
+    }
+    for name, rows in changed.items():
+        file = write(tmp_path, rows, f"{name}.parquet")
+        with pytest.raises(ValueError, match=r"verify=False reads|source has no rows"):
+            from_parquet(file, tmp_path / "log", overwrite=True)
+        assert_same(Dataset.open(tmp_path / "log"), make_log())
+        if rows.num_rows:
+            assert len(from_parquet(file, tmp_path / name, verify=False)) == rows.num_rows
+        file.unlink()
+    with pytest.raises(TypeError, match=r"^verify must be True or False, got 1$"):
+        from_parquet(tmp_path / "log.parquet", tmp_path / "log", verify=1)
+
+
+def test_each_of_several_files_of_ours_must_hold_what_was_written_to_it(tmp_path):
+    (tmp_path / "parts").mkdir()
+    logs = [make_log("trajectories", 1, seed=seed) for seed in (1, 2, 3)]
+    for k, log in enumerate(logs):
+        log.to_parquet(tmp_path / "parts" / f"{k}.parquet")
+    together = from_parquet(tmp_path / "parts", tmp_path / "log")
+    for k, log in enumerate(logs):
+        assert together[60 * k : 60 * (k + 1)].fingerprint == log.fingerprint
+    middle = pq.read_table(tmp_path / "parts" / "1.parquet")
+    for rows in (middle.slice(0, 40), middle.slice(0, 0)):
+        file = write(tmp_path / "parts", rows, "1.parquet")
+        with pytest.raises(
+            ValueError, match=f"^{re.escape(str(file))}: it is damaged, or was changed: its rows are not"
+        ):
+            from_parquet(tmp_path / "parts", tmp_path / "other")
+        found = from_parquet(tmp_path / "parts", tmp_path / "any", verify=False, overwrite=True)
+        assert len(found) == 120 + len(rows)
+    nothing_else(tmp_path, "parts", "log", "any")
 
 
 def test_a_file_that_exists_is_replaced_only_on_request(tmp_path):

@@ -74,6 +74,10 @@ def test_unknown_and_missing_names_raise():
         Settings.of(GOOD, {})
     with pytest.raises(TypeError, match="settings must be a JSON object, got list"):
         Settings.from_json("[1]")
+    with pytest.raises(ValueError, match="'psi' is given twice"):
+        Settings.from_json('{"gamma": 0.9, "psi": 2, "slater": 0.3, "T": 5, "psi": 3}')
+    with pytest.raises(TypeError, match=r"^text must be a string, got dict$"):
+        Settings.from_json(GOOD)
     with pytest.raises(ValueError, match=r"psi must be >= 1 and <= 1e\+30, got 0\.5"):
         Settings.from_json(json.dumps({**GOOD, "psi": 0.5}))
     with pytest.raises(ValueError, match="eta must be finite, got nan"):

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from io import FileIO
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -148,7 +147,7 @@ class DatasetBuilder:
         overwrite: bool,
         costs: CostLimits | None = None,
     ) -> None:
-        self._path, self._overwrite = Path(path), check.flag("overwrite", overwrite)
+        self._path, self._overwrite = check.path("path", path), check.flag("overwrite", overwrite)
         self._n_states, self._n_actions = sizes
         self._units, self._divisors = units, units  # what the header will say, and what chunks are divided by
         self._costs, self._largest = costs, np.zeros(len(units.utility_scale))
@@ -220,7 +219,7 @@ class DatasetBuilder:
         first = self._n_records
         s, a, s_next = layout.moves(s, a, s_next, self._n_states, self._n_actions, first)
         if self._costs is None:
-            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first)
+            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first, copy=False)
             records = layout.pack(s_next, r, u, self._divisors, first)
         else:
             u = self._costs.slack(u, len(s), first)

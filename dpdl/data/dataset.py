@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from dpdl import _validation as check
 from dpdl.data import records as layout
 from dpdl.data import storage
+from dpdl.data.header import PAIRS, RECORDS, STARTS
 from dpdl.data.log import Log
 from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
 
@@ -27,7 +28,7 @@ __all__ = ["INT32_MAX", "Dataset", "Units", "record_dtype"]
 
 
 class Dataset(Log):
-    """A fixed log of transitions.
+    """A fixed log of transitions, which nobody can change: a copy is the log itself, and a pickle is checked.
 
     Parameters
     ----------
@@ -91,18 +92,19 @@ class Dataset(Log):
         starts: ArrayLike | None = None,
     ) -> None:
         n_states, n_actions = layout.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states)
+        s = check.indices("s", s, n_states, copy=False)
         if len(s) == 0:
             raise ValueError("the data set is empty: s has length 0")
         s, a, s_next = layout.moves(s, a, s_next, n_states, n_actions)
-        begins = None if starts is None else layout.begins(starts, s, s_next).copy()
-        u = check.numbers_array("u", u, shape=(len(s), None))
+        begins = None if starts is None else layout.begins(starts, s, s_next)
+        u = check.numbers_array("u", u, shape=(len(s), None), copy=False)
         scale = layout.scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         records = layout.pack(s_next, r, u, units)
         pairs, records["pair"] = layout.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
-        self._fill(records, pairs, n_states, n_actions, units)
-        self._own(begins)
+        # The columns may be the caller's own, and may have changed since they were checked.
+        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
+        self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
 
     @classmethod
     def from_costs(
@@ -153,8 +155,8 @@ class Dataset(Log):
         [0.5]
         """
         n_states, n_actions = layout.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states)
-        costs = check.numbers_array("costs", costs, shape=(len(s), None))
+        s = check.indices("s", s, n_states, copy=False)
+        costs = check.numbers_array("costs", costs, shape=(len(s), None), copy=False)
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
         u = rule.slack(costs, len(s))
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
@@ -203,7 +205,8 @@ class Dataset(Log):
         """Open a log that `save` or `DatasetBuilder` has written.
 
         Everything in the folder is checked before it is used, in one pass with bounded memory: some seconds for 10^8
-        transitions. While a mapped log is in use its files must not be changed; replacing the folder is safe.
+        transitions. While a mapped log is in use its files must not be changed. To replace the folder (`save` with
+        `overwrite`) is safe at any time: what is opened meanwhile is the old log or the new one, and stays that.
 
         Parameters
         ----------
@@ -225,13 +228,45 @@ class Dataset(Log):
         ValueError
             If a file is damaged or not what it should be; the message names the file and what is wrong with it.
         """
-        folder = Path(os.path.abspath(path))
+        folder = Path(os.path.abspath(check.path("path", path)))
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
-        sizes, log = stored.header.sizes, cls.__new__(cls)
-        log._fill(stored.records, stored.pairs, sizes.n_states, sizes.n_actions, stored.header.units)
-        log._own(stored.starts)
-        fingerprint = stored.header.fingerprint
-        log.__dict__.update(path=folder, fingerprint=fingerprint, table_counts=check.frozen(stored.counts))
+        header, log = stored.header, cls.__new__(cls)
+        log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.units, folder)
+        log.__dict__.update(fingerprint=header.fingerprint)
+        return log
+
+    def __copy__(self) -> Dataset:
+        """Return the log itself, which nobody can change."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Dataset:
+        """Return the log itself, which nobody can change."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the contents; as bytes, which nobody can change, be it through another part of the same pickle."""
+        raw = [None if array is None else array.tobytes() for array in (self.records, self.table, self.starts)]
+        return type(self)._unpickled, (*raw, self.n_states, self.n_actions, self.units, self.path)
+
+    @classmethod
+    def _unpickled(
+        cls,
+        records: bytes,
+        table: bytes,
+        starts: bytes | None,
+        n_states: int,
+        n_actions: int,
+        units: Units,
+        path: Path | None,
+    ) -> Dataset:
+        arrays = {
+            RECORDS: np.frombuffer(records, dtype=record_dtype(len(units.utility_scale))),
+            PAIRS: np.frombuffer(table, dtype=np.int64),
+        }
+        if starts is not None:
+            arrays[STARTS] = np.frombuffer(starts, dtype=np.int64)
+        log = cls.__new__(cls)
+        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units, path)
         return log
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -251,7 +286,8 @@ class Dataset(Log):
         >>> again.s_next.tolist(), again.path.name, again.fingerprint == log.fingerprint
         ([1, 0], 'log', True)
         """
-        storage.save(path, self._sizes, self.units, self._arrays(), overwrite=check.flag("overwrite", overwrite))
+        target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
+        storage.save(target, self._sizes, self.units, self._arrays(), overwrite=overwrite)
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a Parquet file, from which `from_parquet` makes the same log again (`dpdl.data.parquet`)."""

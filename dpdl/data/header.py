@@ -147,30 +147,50 @@ def npy_header(dtype: np.dtype[Any], n: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON in ASCII, without the NaN and infinities that Python would let through."""
+    """Parse JSON in ASCII, without the NaN, infinities and names given twice that Python would let through."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not a number")
 
     try:
-        return json.loads(raw.decode("ascii"), parse_constant=refuse)
+        return json.loads(raw.decode("ascii"), parse_constant=refuse, object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be read as JSON: {error}") from None
 
 
-def parse_units(content: Any, n_utilities: int) -> Units:
-    """Check units that came out of a file."""
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the names and values of a JSON object, none of which may be given twice.
+
+    Examples
+    --------
+    >>> json.loads('{"T": 1, "T": 2}', object_pairs_hook=json_object)
+    Traceback (most recent call last):
+        ...
+    ValueError: 'T' is given twice
+    """
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"{name!r:.200} is given twice")
+        content[name] = value
+    return content
+
+
+def parse_units(content: Any, n_utilities: int | None = None) -> Units:
+    """Check units that came out of a file; without `n_utilities` they say themselves how many those are."""
     _expect("units", content, {field.name for field in fields(Units)})
     limits, gamma, normalised = content["limits"], content["gamma"], content["normalised"]
     try:
+        if not isinstance(content["utility_scale"], list):
+            raise ValueError(f"utility_scale must be a list, got {content['utility_scale']!r}")
+        if n_utilities is None:
+            n_utilities = len(content["utility_scale"])
         if (limits is None) != (gamma is None):
             raise ValueError("limits and gamma must be given together, or neither")
         if limits is not None:
             limits = tuple(check.numbers_array("limits", limits, shape=(n_utilities,)).tolist())
             gamma = check.real("gamma", gamma, above=0, below=1)
         reward_scale = check.real("reward_scale", content["reward_scale"], above=0)
-        if not isinstance(content["utility_scale"], list):
-            raise ValueError(f"utility_scale must be a list, got {content['utility_scale']!r}")
         utility_scale = scales("utility_scale", content["utility_scale"], n_utilities)
         return Units(reward_scale, utility_scale, limits, check.flag("normalised", normalised), gamma)
     except (TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ that a log may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,9 @@ class Log:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Dataset is read-only, {name} cannot be deleted")
 
     def __len__(self) -> int:
         return len(self.records)
@@ -69,8 +72,8 @@ class Log:
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
         cut = type(self).__new__(type(self))
-        cut._fill(records, self.table, self.n_states, self.n_actions, self.units)
-        cut.__dict__.update(_begins=begins, _first=first)
+        shared = {name: getattr(self, name) for name in ("table", "n_states", "n_actions", "units")}
+        cut.__dict__.update(records=records, **shared, path=None, _begins=begins, _first=first)
         return cut
 
     @cached_property
@@ -88,12 +91,12 @@ class Log:
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
         """Visited pairs as s * n_actions + a, ascending."""
-        return check.frozen(self.table[self.table_counts > 0])
+        return self.table if self.table_counts.all() else check.frozen(self.table[self.table_counts > 0])
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """How often each of `pairs` occurs."""
-        return check.frozen(self.table_counts[self.table_counts > 0])
+        return self.table_counts if self.table_counts.all() else check.frozen(self.table_counts[self.table_counts > 0])
 
     @cached_property
     def _rank(self) -> NDArray[np.int32]:
@@ -145,22 +148,25 @@ class Log:
         return self.records["u"]
 
     def _fill(
-        self, records: NDArray[Any], table: NDArray[np.int64], n_states: int, n_actions: int, units: Units
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        counts: NDArray[np.int64],
+        n_states: int,
+        n_actions: int,
+        units: Units,
+        path: Path | None = None,
     ) -> None:
+        """Take arrays that nobody else has and that `storage.inspect` has passed, with the counts that it gave."""
+        starts = check.frozen(arrays[STARTS]) if STARTS in arrays else None
         self.__dict__.update(
-            records=check.frozen(records),
-            table=check.frozen(table),
+            records=check.frozen(arrays[RECORDS]),
+            table=check.frozen(arrays[PAIRS]),
+            table_counts=check.frozen(counts),
             n_states=n_states,
             n_actions=n_actions,
             units=units,
-            path=None,
-        )
-
-    def _own(self, starts: NDArray[np.int64] | None) -> None:
-        """Become a log of its own, which visits every pair of its table."""
-        self.__dict__.update(
-            pairs=self.table,
-            starts=None if starts is None else check.frozen(starts),
+            path=path,
+            starts=starts,
             _begins=None if starts is None else starts[1:],
             _first=0,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data import records as layout
-from dpdl.data.header import parse_json
+from dpdl.data.dataset import Dataset
+from dpdl.data.header import parse_json, parse_units
+from dpdl.data.records import Units
 
-#: Where `to_parquet` leaves its description in the metadata of a file.
-KEY = b"dpdl"
+#: Where `to_parquet` leaves its description in the metadata of a file, and the SHA-256 of that.
+KEY, SUM = b"dpdl", b"dpdl.sha256"
 #: Bytes of a column read at a time. Without it a column of a row group is read whole, and a file may be one row group.
 BUFFER = 1 << 20
 
@@ -30,6 +34,7 @@ def pyarrow() -> tuple[Any, Any]:
     """Import pyarrow and its module for Parquet."""
     try:
         import pyarrow
+        import pyarrow.fs
         import pyarrow.parquet
     except ImportError:
         raise ImportError("Parquet files need pyarrow: pip install 'dpdl[parquet]'") from None
@@ -38,25 +43,34 @@ def pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file that `to_parquet` wrote says about itself."""
+    """What a file that `to_parquet` wrote says about itself; the fingerprint is that of its rows alone."""
 
     n_states: int
     n_actions: int
     trajectories: bool
-    units: dict[str, Any]
+    units: Units
+    fingerprint: str = field(default="", compare=False)
+
+    def metadata(self) -> dict[bytes, bytes]:
+        """Write it as the metadata of a file."""
+        text = json.dumps(asdict(self)).encode("ascii")
+        return {KEY: text, SUM: hashlib.sha256(text).hexdigest().encode("ascii")}
 
     @classmethod
-    def of(cls, metadata: dict[bytes, bytes] | None) -> Description | None:
+    def of(cls, metadata: dict[bytes, bytes] | None, verify: bool) -> Description | None:
         """Find it in the metadata of a file; None if another program wrote that."""
-        if metadata is None or KEY not in metadata:
+        if metadata is None or not metadata.keys() & {KEY, SUM}:
             return None
         try:
-            found = cls(**parse_json(metadata[KEY]))
+            text = metadata.get(KEY, b"")
+            if verify and metadata.get(SUM) != hashlib.sha256(text).hexdigest().encode("ascii"):
+                raise ValueError(f"{SUM.decode()!r} is not its SHA-256; verify=False reads the file as it is")
+            found = cls(**parse_json(text))
             layout.sizes(found.n_states, found.n_actions)
             check.flag("trajectories", found.trajectories)
+            return replace(found, units=parse_units(found.units))
         except (TypeError, ValueError) as error:
             raise ValueError(f"its metadata {KEY.decode()!r} is not what dpdl writes: {error}") from None
-        return found
 
 
 class Reader:
@@ -66,36 +80,53 @@ class Reader:
     ----------
     source, u, episode
         As for `from_parquet`.
-    names : (str, str, str, str)
+    names : list of str
         The columns s, a, s_next and r.
+    verify : bool
+        Whether to compare checksums of pages while they are read.
     """
 
     def __init__(
-        self, source: Any, names: tuple[str, str, str, str], u: str | Sequence[str] | None, episode: str | None
+        self,
+        source: Any,
+        names: list[str],
+        u: str | Sequence[str] | None,
+        episode: str | None,
+        verify: bool,
     ) -> None:
+        if episode is not None:
+            check.text("episode", episode)
+        if u is not None and not isinstance(u, str):
+            if not isinstance(u, (Sequence, np.ndarray)):
+                raise TypeError(f"u must be a string or a sequence of strings, got {type(u).__name__}")
+            u = [check.text(f"u[{k}]", name) for k, name in enumerate(u)]
         self.files, self.filesystem = _files(source)
+        self.verify = verify
         self._refuse_part(source)
         self.file = self.files[0]  # the one that is being read
         with self._opened(self.file) as first:
-            self.description = Description.of(first.schema_arrow.metadata)
+            self.description = self._describe(first)
             if self.description is not None and u is None:
-                u = [f"u_{i}" for i in range(len(self.description.units.get("utility_scale", ())))]
+                u = [f"u_{i}" for i in range(len(self.description.units.utility_scale))]
             self.utilities, self.is_list = _utilities(first.schema_arrow, u)
         if self.description is not None and self.description.trajectories and episode is None:
             episode = "episode"
         self.names, self.episode = names, episode
         self.n_rows, self.n_utilities = 0, None if self.is_list else len(self.utilities)
         self.last_episode: Any = None
+        self.fingerprints: list[tuple[str, int, str]] = []  # of each file of ours: its name, first row and fingerprint
 
     def __iter__(self) -> Iterator[Chunk]:
         wanted = [*self.names, *self.utilities, *([] if self.episode is None else [self.episode])]
         for name in self.files:
             self.file = name
             with self._opened(name) as file:
-                if Description.of(file.schema_arrow.metadata) != self.description:
+                description = self._describe(file)
+                if description != self.description:
                     raise ValueError(f"its metadata {KEY.decode()!r} differs from that of {self.files[0]}")
-                if self.description is not None:
+                if description is not None:
                     self.last_episode = None  # every file of ours is whole, and numbers its trajectories from 0
+                    self.fingerprints.append((name, self.n_rows, description.fingerprint))
                 for column in wanted:
                     if file.schema_arrow.names.count(column) != 1:
                         trouble = "is more than one" if column in file.schema_arrow.names else "is no"
@@ -137,7 +168,8 @@ class Reader:
         """Open a file; whatever is wrong with it is said with its name."""
         pa, pq = pyarrow()
         try:
-            with pq.ParquetFile(name, filesystem=self.filesystem, buffer_size=BUFFER, pre_buffer=False) as file:
+            options = {"buffer_size": BUFFER, "pre_buffer": False, "page_checksum_verification": self.verify}
+            with pq.ParquetFile(name, filesystem=self.filesystem, **options) as file:
                 yield file
         except (pa.ArrowException, ValueError, TypeError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -146,6 +178,29 @@ class Reader:
             if error.errno is not None:
                 raise
             raise ValueError(f"{name}: {error}") from error  # arrow's word for contents that make no sense
+
+    def _describe(self, file: Any) -> Description | None:
+        """Return the description of the file that is being read; None if another program wrote that."""
+        found = Description.of(file.schema_arrow.metadata, self.verify)
+        if found is None and self.verify:
+            # A footer has no checksum, and damage to it may hide all metadata: a file of ours would pass for another's.
+            pa, _ = pyarrow()
+            with (self.filesystem or pa.fs.LocalFileSystem()).open_input_file(self.file) as raw:
+                length = int.from_bytes(raw.read_at(8, raw.size() - 8)[:4], "little")
+                if SUM in raw.read_at(length, raw.size() - 8 - length):
+                    raise ValueError("its metadata is damaged; verify=False reads the file as it is")
+        return found
+
+    def check_fingerprints(self, log: Dataset) -> None:
+        """Refuse a log unless the rows of each file of ours are the data set that was written to it."""
+        firsts = [first for _, first, _ in self.fingerprints]
+        for (name, first, fingerprint), last in zip(self.fingerprints, [*firsts[1:], self.n_rows], strict=True):
+            part = log if last - first == len(log) else log[first:last] if first < last else None
+            if part is None or part.fingerprint != fingerprint:
+                raise ValueError(
+                    f"{name}: it is damaged, or was changed: its rows are not the data set that was written; "
+                    "verify=False reads them as they are"
+                )
 
     def _chunk(self, batch: Any) -> Chunk:
         s, a, s_next = (self._numbers(batch, name, "whole numbers") for name in self.names[:3])
@@ -240,7 +295,8 @@ def _files(source: Any) -> tuple[list[str], Any]:
         sources = [source] if isinstance(source, (str, os.PathLike)) else source
         if not isinstance(sources, (list, tuple)):
             raise TypeError(f"source must be a path, paths or a pyarrow Dataset, got {type(source).__name__}")
-        names, filesystem = [name for each in sources for name in _expanded(Path(each))], None
+        names = [name for each in sources for name in _expanded(check.path("source", each))]
+        filesystem = None
     if not names:
         raise ValueError("source has no Parquet files")
     return names, filesystem

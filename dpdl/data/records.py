@@ -90,10 +90,10 @@ class CostLimits:
 
     def slack(self, costs: ArrayLike, n: int, first: int = 0) -> NDArray[np.float64]:
         """Write costs as utilities, not yet scaled."""
-        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first)
+        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first, copy=False)
         with np.errstate(over="ignore"):
             slack = (self.limits if self.normalised else self.limits * (1 - self.gamma)) - cost
-        return check.numbers_array("limits - costs", slack, first=first)
+        return check.numbers_array("limits - costs", slack, first=first, copy=False)
 
     def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
         """Scale by the largest slacks of the whole log; a utility that is always zero needs no scale."""
@@ -121,15 +121,15 @@ def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
 def moves(
     s: ArrayLike, a: ArrayLike, s_next: ArrayLike, n_states: int, n_actions: int, first: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Check states, actions and next states."""
-    s = check.indices("s", s, n_states, first=first)
-    a = check.indices("a", a, n_actions, shape=s.shape, first=first)
-    return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first)
+    """Check states, actions and next states, to be packed: they may still be the caller's own arrays."""
+    s = check.indices("s", s, n_states, first=first, copy=False)
+    a = check.indices("a", a, n_actions, shape=s.shape, first=first, copy=False)
+    return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)
 
 
 def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units: Units, first: int = 0) -> NDArray[Any]:
     """Make records of checked columns, rewards and utilities divided by their scales; `pair` is left to the caller."""
-    rewards = check.numbers_array("r", r, shape=s_next.shape, first=first)
+    rewards = check.numbers_array("r", r, shape=s_next.shape, first=first, copy=False)
     records = np.empty(len(s_next), dtype=record_dtype(u.shape[1]))
     records["s_next"] = s_next
     records["r"] = _unit_range("r", rewards, units.reward_scale, "reward_scale", first)
@@ -144,7 +144,8 @@ def _unit_range(
     largest = float(abs(values).max(initial=0.0))
     hint = f" after division by {scale}; to rescale, pass {scale}={largest!r} or more (it is remembered in units)"
     with np.errstate(over="ignore"):  # an overflow is out of range and reported as such
-        return check.numbers_array(name, values / divisor, at_least=-1, at_most=1, hint=hint, first=first)
+        scaled = values / divisor
+    return check.numbers_array(name, scaled, at_least=-1, at_most=1, hint=hint, first=first, copy=False)
 
 
 def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -222,6 +223,8 @@ def join(
     trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
 ) -> tuple[list[NDArray[Any]], list[int]]:
     """Columns (s, a, s_next, r, u) and starts of whole trajectories, each (states, actions, rewards, utilities)."""
+    if not isinstance(trajectories, Iterable):
+        raise TypeError(f"trajectories must be an iterable of trajectories, got {type(trajectories).__name__}")
     columns: list[tuple[NDArray[Any], ...]] = []
     starts = [0]
     for k, trajectory in enumerate(trajectories):

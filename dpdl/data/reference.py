@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.data.records import sizes
 
 #: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
 SMALLEST_FLOOR = 1e-200
@@ -40,13 +42,20 @@ class Reference:
     n_actions: int
 
     def __post_init__(self) -> None:
-        check.real("floor", self.floor, at_least=SMALLEST_FLOOR, at_most=1)
-        pairs = check.indices("pairs", self.pairs, self.n_states * self.n_actions, dtype=np.int64)
+        floor = check.real("floor", self.floor, at_least=SMALLEST_FLOOR, at_most=1)
+        n_states, n_actions = sizes(self.n_states, self.n_actions)
+        n_samples = check.whole("n_samples", self.n_samples, at_least=1)
+        pairs = check.indices("pairs", self.pairs, n_states * n_actions, dtype=np.int64)
         counts = check.indices("counts", self.counts, 2**63 - 1, shape=pairs.shape, dtype=np.int64)
-        if len(pairs) == 0 or (np.diff(pairs) <= 0).any() or (counts < 1).any() or counts.sum() != self.n_samples:
+        if len(pairs) == 0 or (np.diff(pairs) <= 0).any() or (counts < 1).any() or counts.sum() != n_samples:
             raise ValueError("pairs must ascend, and counts must be positive and add up to n_samples")
-        object.__setattr__(self, "pairs", check.frozen(pairs))
-        object.__setattr__(self, "counts", check.frozen(counts))
+        values = (check.frozen(pairs), check.frozen(counts), n_samples, floor, n_states, n_actions)
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and unpickle through the constructor, which checks, and whose arrays nobody can change."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def n_visited(self) -> int:

@@ -30,7 +30,11 @@ import mmap as memory
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +54,7 @@ from dpdl.data.header import (
     parse_json,
 )
 from dpdl.data.records import Units, begins, chunks
-from dpdl.files.atomic import explained, replacing, sync
+from dpdl.files.atomic import Folder, explained, read_folder, replacing, sync
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
 
@@ -59,9 +63,7 @@ class Stored(NamedTuple):
     """A data set as read from a folder; `counts` is a by-product of checking it."""
 
     header: Header
-    records: NDArray[Any]
-    pairs: NDArray[np.int64]
-    starts: NDArray[np.int64] | None
+    arrays: Mapping[str, NDArray[Any]]
     counts: NDArray[np.int64]
 
 
@@ -69,19 +71,20 @@ def is_replaceable(path: Path) -> bool:
     """Whether a path is an empty folder, or holds a data set and nothing else; only these are ever overwritten."""
     if not path.is_dir():
         return False
-    names = set(os.listdir(path))
-    return not names or (HEADER in names and names <= {HEADER, RECORDS, PAIRS, STARTS} and _is_header(path / HEADER))
-
-
-def _is_header(file: Path) -> bool:
-    """Whether a file is the header of a data set, of any version and perhaps damaged."""
-    try:
-        return _length(file) <= LARGEST_HEADER and is_header(parse_json(file.read_bytes()))
+    with os.scandir(path) as entries:
+        files = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+    if not files:
+        return True
+    if HEADER not in files or not files.keys() <= {HEADER, RECORDS, PAIRS, STARTS} or not all(files.values()):
+        return False
+    try:  # of any version, and perhaps damaged
+        with Folder(path) as folder:
+            return is_header(parse_json(_header_bytes(folder)))
     except ValueError:
         return False
 
 
-def save(path: str | os.PathLike[str], sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
+def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
     """Write a data set, its arrays given in chunks, as a folder that appears whole or not at all."""
     with replacing(path, overwrite, is_replaceable) as folder, explained(path):
         write(folder, sizes, units, arrays)
@@ -105,28 +108,43 @@ def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     """Open a folder and check everything in it; `verify=False` leaves out the SHA-256 of the arrays."""
-    header = _read_header(path)
+    header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
-    arrays = {name: _read_array(path / name, *sizes.arrays[name], mmap) for name in sizes.arrays}
-    pairs, starts = arrays[PAIRS], arrays.get(STARTS)
-    records = _Records(sizes, pairs, starts)
+    counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
+    if not counts.all():
+        unvisited = int(np.argmin(counts))
+        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} is the pair of no record")
+    return Stored(header, arrays, counts)
+
+
+def inspect(
+    arrays: Mapping[str, NDArray[Any]],
+    n_states: int,
+    n_actions: int,
+    label: Callable[[str], object] = lambda name: name.removesuffix(".npy"),
+    sums: Mapping[str, str] = MappingProxyType({}),
+) -> NDArray[np.int64]:
+    """Check that the core may read the arrays of a log, by file name, and return how often each pair occurs.
+
+    Every log passes here, however it was made, after it was put where nobody can change it: the core checks nothing.
+    The SHA-256 of each array in `sums` is compared as well. Messages begin with what `label` makes of a name.
+    """
+    records = _Records(n_states, n_actions, arrays[PAIRS], arrays.get(STARTS))
     looks = {
-        PAIRS: _Ascending("pairs", sizes.n_states * sizes.n_actions).look,
-        STARTS: _Ascending("starts", sizes.n_records).look,
+        PAIRS: _Ascending("pairs", n_states * n_actions).look,
+        STARTS: _Ascending("starts", len(arrays[RECORDS])).look,
         RECORDS: records.look,
     }
     for name in (name for name in looks if name in arrays):
-        digest = hashlib.sha256(npy_header(*sizes.arrays[name])) if verify else None
-        problem = _look_through(arrays[name], looks[name], digest, sizes.n_pairs)
+        array = arrays[name]
+        digest = hashlib.sha256(npy_header(array.dtype, len(array))) if name in sums else None
+        problem = _look_through(array, looks[name], digest, len(arrays[PAIRS]))
         # That a file is damaged is more to the point than what the damage did to its contents.
-        if digest is not None and digest.hexdigest() != header.sums[name]:
-            raise ValueError(f"{path / name}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+        if digest is not None and digest.hexdigest() != sums[name]:
+            raise ValueError(f"{label(name)}: its SHA-256 is not the one in {HEADER}: the file is damaged")
         if problem is not None:
-            raise ValueError(f"{path / name}: {problem}")
-    if not records.counts.all():
-        unvisited = int(np.argmin(records.counts))
-        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {pairs[unvisited]} is the pair of no record")
-    return Stored(header, arrays[RECORDS], pairs, starts, records.counts)
+            raise ValueError(f"{label(name)}: {problem}")
+    return records.counts
 
 
 def _pour(
@@ -152,47 +170,56 @@ def _raw(array: NDArray[Any]) -> memoryview:
     return array.view(np.uint8).data
 
 
-def _read_header(path: Path) -> Header:
-    file = path / HEADER
-    if not os.path.lexists(file):
-        os.listdir(path)  # a folder that is missing, or none, raises the error that says so
-        raise ValueError(f"{path} is not a dpdl data set: it has no {HEADER}")
-    length = _length(file)
-    if length > LARGEST_HEADER:
-        raise ValueError(f"{file}: {length} bytes are too many for a header")
+def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]]]:
+    """Read the header and the arrays, after all of them were opened: what is open does not vanish."""
+    raw = _header_bytes(folder)
     try:
-        return Header.parse(file.read_bytes())
+        header = Header.parse(raw)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{folder.path / HEADER}: {error}") from None
+    with ExitStack() as stack:
+        streams = {name: stack.enter_context(_opened(folder, name)) for name in header.sizes.arrays}
+        return header, {
+            name: _read_array(folder.path / name, streams[name], *described, mmap)
+            for name, described in header.sizes.arrays.items()
+        }
 
 
-def _read_array(file: Path, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
+def _header_bytes(folder: Folder) -> bytes:
+    with _opened(folder, HEADER) as stream:
+        length = os.fstat(stream.fileno()).st_size
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{folder.path / HEADER}: {length} bytes are too many for a header")
+        return stream.read()
+
+
+def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
     """Map an array, read-only, or read it into memory; nothing is allocated unless the file has the right length."""
     head = npy_header(dtype, n)
-    expected, length = len(head) + n * dtype.itemsize, _length(file)
+    expected, length = len(head) + n * dtype.itemsize, os.fstat(stream.fileno()).st_size
     if length != expected:
         raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
-    with open(file, "rb") as stream:
-        if mmap:
-            whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
-        else:
-            whole = np.empty(expected, dtype=np.uint8)
-            if stream.readinto(whole.data) != expected:
-                raise ValueError(f"{file}: it became shorter while it was read")
+    if mmap:
+        whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
+    else:
+        whole = np.empty(expected, dtype=np.uint8)
+        if stream.readinto(whole.data) != expected:
+            raise ValueError(f"{file}: it became shorter while it was read")
     if whole[: len(head)].tobytes() != head:
         raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
-    return check.frozen(whole[len(head) :].view(dtype))
+    return whole[len(head) :].view(dtype)
 
 
-def _length(file: Path) -> int:
-    """Length of a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
+def _opened(folder: Folder, name: str) -> BufferedReader:
+    """Open a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
     try:
-        status = os.stat(file)
+        if not stat.S_ISREG(folder.stat(name).st_mode):
+            raise ValueError(f"{folder.path / name}: it is not a regular file")
+        return folder.open(name)
     except FileNotFoundError:
-        raise ValueError(f"{file}: it is missing") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{file}: it is not a regular file")
-    return status.st_size
+        if name == HEADER:
+            raise ValueError(f"{folder.path} is not a dpdl data set: it has no {HEADER}") from None
+        raise ValueError(f"{folder.path / name}: it is missing") from None
 
 
 def _look_through(
@@ -219,7 +246,7 @@ class _Ascending:
         self.name, self.bound, self.previous = name, bound, -1
 
     def look(self, part: NDArray[np.int64], first: int) -> None:
-        check.indices(self.name, part, self.bound, dtype=np.int64, first=first)
+        check.indices(self.name, part, self.bound, dtype=np.int64, first=first, copy=False)
         wrong = np.flatnonzero(np.diff(part, prepend=self.previous) <= 0)
         if wrong.size:
             raise ValueError(f"{self.name}[{first + wrong[0]}] = {part[wrong[0]]} does not ascend")
@@ -229,13 +256,15 @@ class _Ascending:
 class _Records:
     """Records that the core may read: every index in range, every number in [-1, 1], trajectories unbroken."""
 
-    def __init__(self, sizes: Sizes, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None) -> None:
-        self.sizes, self.pairs, self.starts = sizes, pairs, starts
-        self.counts = np.zeros(sizes.n_pairs, dtype=np.int64)
+    def __init__(
+        self, n_states: int, n_actions: int, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None
+    ) -> None:
+        self.n_states, self.n_actions, self.pairs, self.starts = n_states, n_actions, pairs, starts
+        self.counts = np.zeros(len(pairs), dtype=np.int64)
         self.previous: int | None = None
 
     def look(self, part: NDArray[Any], first: int) -> None:
-        for name, bound in (("pair", self.sizes.n_pairs), ("s_next", self.sizes.n_states)):
+        for name, bound in (("pair", len(self.pairs)), ("s_next", self.n_states)):
             if part[name].min() < 0 or part[name].max() >= bound:
                 check.indices(name, part[name], bound, first=first)
         for name in ("r", "u"):
@@ -245,6 +274,6 @@ class _Records:
         self.counts += np.bincount(part["pair"], minlength=len(self.counts))
         if self.starts is not None:
             inside = slice(*np.searchsorted(self.starts, [first, first + len(part)]))
-            s = (self.pairs[part["pair"]] // self.sizes.n_actions).astype(np.int32)
+            s = (self.pairs[part["pair"]] // self.n_actions).astype(np.int32)
             begins(self.starts[inside] - first, s, part["s_next"], first, self.previous)
             self.previous = int(part["s_next"][-1])

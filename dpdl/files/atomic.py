@@ -1,7 +1,8 @@
-"""Files and folders that appear whole or not at all: written beside their place under a temporary name, then renamed.
+"""Files and folders that appear whole or not at all, and folders that are read as one while they are replaced.
 
-Whoever writes under a temporary name holds a lock on it, so that the next one who writes to the same target can tell
-what a killed process left behind, and remove it.
+What is written gets a temporary name beside its place, and is renamed into it. Whoever writes holds a lock on it, so
+that the next one who writes to the same target can tell what a killed process left behind, and remove it. Who reads a
+folder opens it first, and its files in what was opened, so that all of them are of the same one.
 """
 
 from __future__ import annotations
@@ -10,16 +11,93 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
 
 if sys.platform != "win32":
     import fcntl
 
 TEMPORARY, OLD = ".tmp", ".old"
+
+#: Seconds to go on trying to read a folder that is being replaced, over and over or for long.
+PATIENCE = 2.0
+
+T = TypeVar("T")
+
+
+class Folder:
+    """A folder that was opened: its files stay those of this folder, whatever takes its place at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # On Windows a folder cannot be opened; there one whose files are open cannot be replaced either.
+        self.descriptor = None if sys.platform == "win32" else os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._status = os.stat(path if self.descriptor is None else self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return the status of a file."""
+        return os.stat(self._name(name), dir_fd=self.descriptor)
+
+    def open(self, name: str) -> BufferedReader:
+        """Open a file to be read."""
+        return open(self._name(name), "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self.descriptor))
+
+    def is_at_its_path(self) -> bool:
+        """Whether the folder has not been replaced, or moved away."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return os.path.samestat(self._status, os.stat(self.path))
+        return False
+
+    def _name(self, name: str) -> str:
+        return name if self.descriptor is not None else str(self.path / name)
+
+
+def read_folder(path: Path, read: Callable[[Folder], T]) -> T:
+    """Return what `read` makes of the folder at a path; once more if that was replaced while it was being read.
+
+    Files of a folder that was replaced are removed one by one, so that `read` may fail for no other reason.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            folder = Folder(path)
+        except FileNotFoundError:
+            if time.monotonic() > deadline or _is_missing(path):
+                raise
+        else:
+            with folder:
+                try:
+                    found = read(folder)
+                    if folder.descriptor is not None or folder.is_at_its_path():
+                        return found
+                except (OSError, ValueError):
+                    if folder.is_at_its_path():
+                        raise
+            if time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, "it was replaced again and again while it was read", str(path))
+        time.sleep(0.001)
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether nothing is at a path, and it is not just being replaced: between two renames the old folder is aside."""
+    target = Path(os.path.realpath(path))
+    # Twice: the one may have been put in its place, and the next have been begun, between the two questions.
+    return not any(any(beside(target, OLD)) or os.path.lexists(target) for _ in range(2))
 
 
 @contextmanager
@@ -43,7 +121,7 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
             _refuse_existing(target, overwrite, replaceable)
             _move(temporary, target)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         raise
     finally:
         if descriptor is not None:
@@ -98,12 +176,12 @@ def _move(temporary: Path, target: Path) -> None:
         with suppress(OSError):  # it was not moved yet, or somebody else's new folder is there by now
             os.rename(aside, target)
         if os.path.lexists(target):
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
         raise
     try:
         sync(target.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove(aside)
 
 
 def _new_folder(target: Path) -> tuple[Path, int | None]:
@@ -128,9 +206,18 @@ def _remove_left_folders(target: Path) -> None:
     """Remove what killed processes left behind; an old folder only if it has been replaced."""
     if sys.platform == "win32":  # nothing tells live folders from abandoned ones there
         return
-    remove_leftovers(target, shutil.rmtree)
+    remove_leftovers(target, _remove)
     if os.path.lexists(target):
-        remove_leftovers(target, shutil.rmtree, OLD)
+        remove_leftovers(target, _remove, OLD)
+
+
+def _remove(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder and its files. A folder inside it is not ours: that stays, and this one for its sake."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                os.unlink(entry)
+        os.rmdir(folder)
 
 
 def temporary_name(target: Path) -> Path:
@@ -165,14 +252,18 @@ def lock(descriptor: int) -> None:
         pass
 
 
-def remove_leftovers(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
-    """Remove what killed processes left beside a target."""
+def beside(target: Path, suffix: str) -> Iterator[str]:
+    """Paths beside a target that `temporary_name` made for it, or would have but for the suffix."""
     pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(suffix))
     with suppress(OSError), os.scandir(target.parent) as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_unless_locked(entry.path, remove)
+        yield from (entry.path for entry in entries if pattern.fullmatch(entry.name))
+
+
+def remove_leftovers(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
+    """Remove what killed processes left beside a target."""
+    for path in beside(target, suffix):
+        with suppress(OSError):
+            _remove_unless_locked(path, remove)
 
 
 def _remove_unless_locked(path: str, remove: Callable[[str], object]) -> None:

@@ -53,6 +53,6 @@ class Instance:
         """
         if not isinstance(cmdp, CMDP):
             raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
-        data = check.frozen(check.distribution("mu", mu, cmdp.r.shape).copy())
+        data = check.frozen(check.distribution("mu", mu, cmdp.r.shape))
         best = cmdp.solve()
         return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

@@ -32,19 +32,16 @@ MOST_SQUARINGS = 62
 def checked_kernel(kernel: Any) -> sp.csr_array:
     """Check a row-stochastic matrix and return it sparse, its rows scaled to sum to one in double precision."""
     if sp.issparse(kernel):
-        if kernel.dtype.kind not in "fiu":
-            raise TypeError(f"kernel must hold real numbers, got dtype {kernel.dtype}")
         if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or not kernel.shape[0]:
             raise ValueError(f"kernel must have shape (n, n), got {kernel.shape}")
-        P = sp.csr_array(kernel, dtype=np.float64, copy=True)
-        P.sum_duplicates()
+        P = check.sparse_array("kernel", kernel)
         wrong = np.flatnonzero(~(np.isfinite(P.data) & (P.data >= 0)))
         if wrong.size:
             row = int(np.searchsorted(P.indptr, wrong[0], side="right")) - 1
             where, value = f"kernel[{row}, {P.indices[wrong[0]]}]", float(P.data[wrong[0]])
             raise ValueError(f"{where} = {value!r} must be {'>= 0' if np.isfinite(value) else 'finite'}")
     else:
-        array = check.numbers_array("kernel", kernel, shape=(None, None), at_least=0)
+        array = check.numbers_array("kernel", kernel, shape=(None, None), at_least=0, copy=False)
         if array.shape[0] != array.shape[1] or not array.size:
             raise ValueError(f"kernel must have shape (n, n), got {array.shape}")
         P = sp.csr_array(array)

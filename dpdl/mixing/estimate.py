@@ -152,7 +152,7 @@ def _upper(Q: Array, radius: float) -> float:
 def _transitions(states: Any, n_states: int | None) -> tuple[Iterable[tuple[NDArray[Any], NDArray[Any]]], int]:
     """Return where transitions lead from and to, in parts, and the number of states."""
     if isinstance(states, Dataset):
-        if n_states is not None and n_states != states.n_states:
+        if n_states is not None and check.whole("n_states", n_states) != states.n_states:
             raise ValueError(f"n_states = {n_states} must be that of the Dataset, {states.n_states}, or be left out")
         if states.kind == "independent":
             raise ValueError("states is a Dataset of independent transitions, not of trajectories; see its starts")

@@ -55,27 +55,53 @@ class CMDP:
     (5.0, 10.0)
     """
 
-    P: sp.csr_array
     r: Array
     u: Array
     gamma: float
     rho0: Array
+    _entries: tuple[Array, NDArray[Any], NDArray[Any]]  # data, indices and indptr of P
 
     def __init__(self, P: Any, r: ArrayLike, u: ArrayLike, gamma: float, rho0: ArrayLike) -> None:
-        transitions, n_states, n_actions = _transitions(P)
-        shape = (n_states, n_actions)
-        initial = check.distribution("rho0", rho0, (n_states,))
+        matrix, totals = _transitions(P)
+        matrix.data /= np.repeat(totals, np.diff(matrix.indptr))
+        initial = check.distribution("rho0", rho0, (matrix.shape[1],))
+        self._fill(matrix, r, u, gamma, initial / initial.sum())
+
+    def _fill(self, matrix: sp.csr_array, r: ArrayLike, u: ArrayLike, gamma: float, rho0: Array) -> None:
+        shape = (matrix.shape[1], matrix.shape[0] // matrix.shape[1])
         fields = {
-            "r": check.numbers_array("r", r, shape=shape, at_least=-1, at_most=1).copy(),
-            "u": check.numbers_array("u", u, shape=(None, *shape), at_least=-1, at_most=1).copy(),
-            "rho0": initial / initial.sum(),
+            "r": check.frozen(check.numbers_array("r", r, shape=shape, at_least=-1, at_most=1)),
+            "u": check.frozen(check.numbers_array("u", u, shape=(None, *shape), at_least=-1, at_most=1)),
+            "rho0": check.frozen(rho0),
+            "gamma": check.real("gamma", gamma, above=0, below=1),
+            "_entries": tuple(map(check.frozen, (matrix.data, matrix.indices, matrix.indptr))),
         }
-        for name, array in fields.items():
-            object.__setattr__(self, name, check.frozen(array))
-        for part in (transitions.data, transitions.indices, transitions.indptr):
-            check.frozen(part)
-        object.__setattr__(self, "P", transitions)
-        object.__setattr__(self, "gamma", check.real("gamma", gamma, above=0, below=1))
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __copy__(self) -> CMDP:
+        """Return the model itself, which nobody can change."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> CMDP:
+        """Return the model itself, which nobody can change."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("P", "r", "u", "gamma", "rho0")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Check what was unpickled as the constructor does, but scale nothing again: it is the same to the last bit."""
+        matrix, _ = _transitions(state["P"])
+        initial = check.distribution("rho0", state["rho0"], (matrix.shape[1],))
+        self._fill(matrix, state["r"], state["u"], state["gamma"], initial)
+
+    @property
+    def P(self) -> sp.csr_array:
+        """Transition probabilities, shape (S*A, S); each time a new object, so that nothing can be assigned to it."""
+        matrix = sp.csr_array(self._entries, shape=(self.r.size, self.n_states))
+        matrix.has_canonical_format = True
+        return matrix
 
     def __repr__(self) -> str:
         sizes = f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}"
@@ -254,23 +280,20 @@ class CMDP:
         return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
 
 
-def _transitions(P: Any) -> tuple[sp.csr_array, int, int]:
-    """Check transition probabilities and return them as an (S*A, S) sparse array, with S and A."""
+def _transitions(P: Any) -> tuple[sp.csr_array, Array]:
+    """Check transition probabilities, and return them as an (S*A, S) sparse array with the sums of its rows."""
     if sp.issparse(P):
-        if P.dtype.kind not in "fiu":
-            raise TypeError(f"P must hold real numbers, got dtype {P.dtype}")
         if P.ndim != 2 or 0 in P.shape or P.shape[0] % P.shape[1]:
             raise ValueError(f"P must have shape (S*A, S), got {P.shape}")
-        matrix = sp.csr_array(P, dtype=np.float64, copy=True)
+        matrix = check.sparse_array("P", P)
         n_states = P.shape[1]
     else:
-        array = check.numbers_array("P", P, shape=(None, None, None))
+        array = check.numbers_array("P", P, shape=(None, None, None), copy=False)
         n_states = array.shape[0]
         if array.shape[2] != n_states or array.size == 0:
             raise ValueError(f"P must have shape (S, A, S), got {array.shape}")
         matrix = sp.csr_array(array.reshape(-1, n_states))
     n_actions = matrix.shape[0] // n_states
-    matrix.sum_duplicates()
     wrong = np.flatnonzero(~(np.isfinite(matrix.data) & (matrix.data >= 0)))
     if wrong.size:
         pair = int(np.searchsorted(matrix.indptr, wrong[0], side="right")) - 1
@@ -283,8 +306,7 @@ def _transitions(P: Any) -> tuple[sp.csr_array, int, int]:
     if wrong.size:
         s, a = divmod(int(wrong[0]), n_actions)
         raise ValueError(f"P[{s}, {a}] must sum to 1, got {totals[wrong[0]]:.12g}")
-    matrix.data /= np.repeat(totals, np.diff(matrix.indptr))
-    return matrix, n_states, n_actions
+    return matrix, totals
 
 
 def _cumulative(probabilities: Array) -> Array:

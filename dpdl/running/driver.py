@@ -91,7 +91,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
     if wanted is False or (wanted is None and not quick_to_check(dataset)) or not can_be_checked(dataset):
         return
     seconds = min(SLATER_SECONDS if wanted is None else ASKED_SLATER_SECONDS, max(0.0, deadline - time.monotonic()))
-    found: list[str | None | Exception] = []
+    found: list[str | Exception | None] = []
 
     def work() -> None:
         try:

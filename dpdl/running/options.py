@@ -81,16 +81,10 @@ class Options:
             else check.real("callback_seconds", callback_seconds, at_least=0),
             progress=check.optional_flag("progress", progress),
             step_limit=None if step_limit is None else check.whole("step_limit", step_limit),
-            time_limit=seconds("time_limit", time_limit),
-            checkpoint=None if checkpoint is None else check.path("checkpoint", checkpoint),
+            time_limit=check.time_limit("time_limit", time_limit),
+            # A link is followed, so that what it points to is replaced and not the link.
+            checkpoint=None if checkpoint is None else Path(os.path.realpath(check.path("checkpoint", checkpoint))),
             every=check.real("every", every, at_least=0),
             check_slater=check.optional_flag("check_slater", check_slater),
             chunk=None if chunk is None else check.whole("chunk", chunk, at_least=1),
         )
-
-
-def seconds(name: str, value: float | None) -> float:
-    """Check a time limit; None and infinity mean that there is none."""
-    if value is None or (isinstance(value, float) and value == math.inf):
-        return math.inf
-    return check.real(name, value, at_least=0)

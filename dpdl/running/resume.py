@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack
 
 from dpdl import _validation as check
@@ -54,7 +55,7 @@ def resume(
     """
     if "checkpoint" in keywords:
         raise TypeError("resume keeps the checkpoint that it goes on from; checkpoint cannot be given")
-    where = check.path("path", path)
+    where = Path(os.path.realpath(check.path("path", path)))
     options = replace(Options.of(**keywords), checkpoint=where)
     with Interrupts() as interrupts:
         if where.is_dir():

@@ -1,0 +1,157 @@
+"""Arrays where a number, a word or a path is meant: each is refused by the name of its argument."""
+
+import re
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from dpdl import (
+    Dataset,
+    DatasetBuilder,
+    Reference,
+    Settings,
+    estimate_slater,
+    from_parquet,
+    instances,
+    learn,
+    learn_adaptive,
+    mixing,
+    policy,
+    replicate,
+    resume,
+    sweep,
+    verify,
+)
+from logs import make_log
+
+LOG = make_log("trajectory", 1)
+MODEL = instances.garnet(4, 3, 1, branching=2, gamma=0.5, slater=0.1, rng=3)
+SIZES = {"n_states": 4, "n_actions": 3}
+NUMBERS = {"gamma": 0.5, "psi": 2.0, "slater": 0.5, "T": 20}
+SETTINGS = NUMBERS | {
+    "eps": 0.1,
+    "delta": 0.05,
+    "kappa": 0.0,
+    "floor": 0.1,
+    "order": "shuffle",
+    "eta": 0.1,
+    "alpha_V": 1.0,
+    "alpha_lam": 1.0,
+    "alpha_x": 1.0,
+    "radius_V": 1.0,
+    "radius_lam": 3.0,
+    "mixing_time": 2.0,
+    "c_o": 1.0,
+    "c_e": 1.0,
+    "refresh": 10,
+}
+DRIVEN_BY = {"callback_every": 5, "progress": False, "step_limit": 5, "time_limit": 1.0, "every": 60.0, "chunk": 3}
+KERNEL = [[0.5, 0.5], [0.25, 0.75]]
+RHO0 = [0.25] * 4
+
+
+def made(**given):
+    return Dataset([0, 1], [0, 1], [1, 0], [0, 1], [[0], [1]], **given)
+
+
+def made_of_costs(**given):
+    return Dataset.from_costs([0, 1], [0, 1], [1, 0], [0, 1], [[0], [1]], [0.5], **given)
+
+
+def built_of_costs(path, **given):
+    return DatasetBuilder.from_costs(path, [0.5], **given)
+
+
+#: Functions, and their arguments that are no arrays. A path that nobody reads is missing.
+CALLS = {
+    "Dataset": (made, SIZES | {"reward_scale": 1.0}),
+    "Dataset.from_costs": (made_of_costs, SIZES | {"gamma": 0.5, "normalised": True, "reward_scale": 1.0}),
+    "Dataset.open": (Dataset.open, {"path": "missing", "mmap": True, "verify": True}),
+    "Dataset.save": (LOG.save, {"path": "missing/log", "overwrite": False}),
+    "Dataset.to_parquet": (LOG.to_parquet, {"path": "missing/log", "overwrite": False}),
+    "DatasetBuilder": (DatasetBuilder, SIZES | {"path": "log", "n_utilities": 1, "overwrite": False}),
+    "DatasetBuilder.from_costs": (built_of_costs, SIZES | {"path": "log", "gamma": 0.5, "normalised": True}),
+    "from_parquet": (
+        lambda **given: from_parquet("missing", **given),
+        {
+            "path": "log",
+            "s": "s",
+            "a": "a",
+            "s_next": "s_next",
+            "r": "r",
+            "episode": "e",
+            "overwrite": True,
+            "verify": True,
+        },
+    ),
+    "CMDP.solve": (MODEL.solve, {"kappa": 0.0}),
+    "CMDP.sample": (lambda **given: MODEL.sample(mu=np.full((4, 3), 1 / 12), **given), {"n": 3, "rng": 0}),
+    "CMDP.rollout": (
+        lambda **given: MODEL.rollout(policy=np.full((4, 3), 1 / 3), **given),
+        {"n": 3, "rng": 0, "start": 0},
+    ),
+    "Reference": (lambda **given: Reference([0], [2], **given), SIZES | {"n_samples": 2, "floor": 0.1}),
+    "Settings": (Settings, SETTINGS),
+    "learn": (lambda **given: learn(LOG, rho0=RHO0, **given), SETTINGS | DRIVEN_BY | {"rng": 0, "n_reference": 5}),
+    "learn_adaptive": (
+        lambda **given: learn_adaptive(LOG, rho0=RHO0, eps=0.1, reuse=True, **given),
+        {"gamma": 0.5, "slater": 0.5, "T": 20, "mixing_time": 2.0, "time_limit": 1.0, "max_levels": 1, "growth": 2.0},
+    ),
+    "replicate": (lambda **given: replicate(LOG, rho0=RHO0, **given), NUMBERS | DRIVEN_BY | {"n": 1, "resume": False}),
+    "sweep": (
+        lambda **given: sweep(LOG, over={"kappa": [0.0]}, rho0=RHO0, **given),
+        NUMBERS | DRIVEN_BY | {"mixing_time": 2.0},
+    ),
+    "resume": (lambda **given: resume("missing", LOG, **given), DRIVEN_BY),
+    "estimate_slater": (lambda **given: estimate_slater(LOG, rho0=RHO0, **given), {"gamma": 0.5, "delta": 0.1}),
+    "verify": (
+        lambda **given: verify(learn(LOG, **NUMBERS, rho0=RHO0), LOG, rho0=RHO0, **given),
+        {"eps": 0.1, "delta": 0.1},
+    ),
+    "mixing_time": (lambda **given: mixing.mixing_time(KERNEL, **given), {"threshold": 0.25, "method": "auto"}),
+    "mixing_time_bounds": (lambda **given: mixing.mixing_time_bounds(KERNEL, **given), {"threshold": 0.25, "rng": 0}),
+    "pseudo_spectral_gap": (lambda **given: mixing.pseudo_spectral_gap(KERNEL, **given), {"max_power": 4}),
+    "estimate_mixing_time": (
+        lambda **given: mixing.estimate_mixing_time(LOG, **given),
+        {"n_states": 4, "delta": 0.05},
+    ),
+    "mix": (lambda **given: policy.mix([[0.5, 0.5]], [[0.5, 0.5]], **given), {"weight": 0.5}),
+}
+
+ARRAYS = [np.array([0.9, 0.9]), np.array([1, 2]), np.array([]), np.array([[2.0]]), np.array([None, None]), [0.9], {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [(name, argument) for name, (_, given) in CALLS.items() for argument in given]
+)
+def test_an_array_is_refused_by_the_name_of_its_argument(name, argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, given = CALLS[name]
+    for array in ARRAYS:
+        with pytest.raises((TypeError, ValueError), match=rf"\b{re.escape(argument)} must be") as caught:
+            call(**(given | {argument: array}))
+        assert "truth value" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_an_array_nothing_is_refused(name, tmp_path, monkeypatch):
+    """So that what is refused above is refused for the array."""
+    monkeypatch.chdir(tmp_path)
+    call, given = CALLS[name]
+    with suppress(FileNotFoundError):  # of what is called missing
+        call(**given)
+
+
+def test_a_time_limit_may_be_infinite_or_none():
+    for limit in (None, np.inf, float("inf"), 5, np.float64(5), np.array(5.0)):
+        assert learn(LOG, **NUMBERS, rho0=RHO0, time_limit=limit).success
+    for limit in (np.nan, -1, -np.inf):
+        with pytest.raises(ValueError, match=r"^time_limit must be"):
+            learn(LOG, **NUMBERS, rho0=RHO0, time_limit=limit)
+
+
+def test_trajectories_must_be_several():
+    with pytest.raises(TypeError, match=r"^trajectories must be an iterable of trajectories, got int$"):
+        Dataset.from_trajectories(3, **SIZES)
