@@ -12,8 +12,10 @@ from typing import Any, TypedDict
 
 from dpdl import _validation as check
 from dpdl import theory
-from dpdl.data.header import json_object
-from dpdl.data.reference import SMALLEST_FLOOR
+from dpdl.files.headers import json_object
+
+#: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
+SMALLEST_FLOOR = 1e-200
 
 ORDERS = ("replacement", "shuffle", "trajectory")
 #: Value of `mixing_time` that asks for an estimate.

@@ -11,7 +11,7 @@ import pytest
 
 from dpdl import Dataset, DatasetBuilder
 from dpdl.data import records as _records
-from dpdl.data.records import Units
+from dpdl.data.units import Units
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
 SIZES = {"n_states": 4, "n_actions": 3}

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from dpdl.data.reference import SMALLEST_FLOOR, estimate_reference
+from dpdl.data.reference import estimate_reference
+from dpdl.settings import SMALLEST_FLOOR
 from problems import random_log
 
 

@@ -18,8 +18,9 @@ import pytest
 from dpdl import Dataset, DatasetBuilder, exact, from_parquet, learn, verify
 from dpdl.data import records as _records
 from dpdl.data import storage
-from dpdl.data.header import Header, npy_header
+from dpdl.data.storage import Header
 from dpdl.files import atomic
+from dpdl.files.headers import npy_header
 from logs import KINDS, assert_same, contents, make_log, nothing_else, reseal, rewrite
 
 RUN = {"gamma": 0.9, "psi": 3, "slater": 0.3, "T": 3000, "rho0": [0.25] * 4, "rng": 0}

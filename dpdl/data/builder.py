@@ -22,9 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl.data import records as layout
 from dpdl.data import storage
-from dpdl.data.header import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes, npy_header, parse_units
-from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
+from dpdl.data.records import INT32_MAX, record_dtype
+from dpdl.data.storage import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes
+from dpdl.data.units import CostLimits, Units, parse_units, scales
 from dpdl.files.atomic import explained, replacing
+from dpdl.files.headers import npy_header
 
 _POSITIONS = np.dtype("<i8")
 
@@ -72,7 +74,7 @@ class DatasetBuilder:
         overwrite: bool = False,
     ) -> None:
         n_utilities = check.whole("n_utilities", n_utilities, at_most=MOST_UTILITIES)
-        scale = layout.scales("utility_scale", utility_scale, n_utilities)
+        scale = scales("utility_scale", utility_scale, n_utilities)
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         self._prepare(path, layout.sizes(n_states, n_actions), units, overwrite)
 

@@ -2,32 +2,30 @@
 
 A record is 16 + 8 I bytes: the index of its pair (s, a) among the pairs that the log visits, the next state, the
 reward and the I utilities. One sampled transition is therefore one cache line, and the log stays small. It need not
-fit into memory: `Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`), and
-a part of a log (``log[a:b]``) is a view of the same records.
+fit into memory: `Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`),
+a part of a log (``log[a:b]``) is a view of the same records, and what passes over all of them does so in chunks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
+from dpdl.data import parquet_file, storage
 from dpdl.data import records as layout
-from dpdl.data import storage
-from dpdl.data.header import PAIRS, RECORDS, STARTS
-from dpdl.data.log import Log
-from dpdl.data.records import INT32_MAX, CostLimits, Units, record_dtype
-
-__all__ = ["INT32_MAX", "Dataset", "Units", "record_dtype"]
+from dpdl.data.records import record_dtype
+from dpdl.data.storage import PAIRS, RECORDS, STARTS, Sizes
+from dpdl.data.units import CostLimits, Units, scales
 
 
-class Dataset(Log):
+class Dataset:
     """A fixed log of transitions, which nobody can change: a copy is the log itself, and a pickle is checked.
 
     Parameters
@@ -77,6 +75,17 @@ class Dataset(Log):
     (3, [0, 3], [2, 1])
     """
 
+    records: NDArray[Any]
+    table: NDArray[np.int64]
+    n_states: int
+    n_actions: int
+    units: Units
+    path: Path | None
+    # Where trajectories begin after the first record, and the number of that record, both in the numbering of the log
+    # that this one is a part of: a part has no array of its own until its `starts` are asked for.
+    _begins: NDArray[np.int64] | None
+    _first: int
+
     def __init__(
         self,
         s: ArrayLike,
@@ -98,7 +107,7 @@ class Dataset(Log):
         s, a, s_next = layout.moves(s, a, s_next, n_states, n_actions)
         begins = None if starts is None else layout.begins(starts, s, s_next)
         u = check.numbers_array("u", u, shape=(len(s), None), copy=False)
-        scale = layout.scales("utility_scale", utility_scale, u.shape[1])
+        scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         records = layout.pack(s_next, r, u, units)
         pairs, records["pair"] = layout.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
@@ -291,9 +300,7 @@ class Dataset(Log):
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a Parquet file, from which `from_parquet` makes the same log again (`dpdl.data.parquet`)."""
-        from dpdl.data.parquet import to_parquet
-
-        to_parquet(self, path, overwrite=overwrite)
+        parquet_file.write(self, path, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -302,3 +309,157 @@ class Dataset(Log):
         It does not depend on where the log is kept. Free for a log opened from a folder, one pass for any other.
         """
         return storage.describe(self._sizes, self.units, self._arrays()).fingerprint
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Dataset is read-only, {name} cannot be deleted")
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({len(self)} transitions, {len(self.pairs)} of {self.n_states * self.n_actions} pairs visited, "
+            f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}, kind={self.kind!r})"
+        )
+
+    def __getitem__(self, part: slice) -> Self:
+        """Cut out part of the log: a view, which copies nothing; trajectories are cut with it, and only with step 1.
+
+        Examples
+        --------
+        >>> from dpdl import Dataset
+        >>> log = Dataset([0, 1], [0, 0], [1, 0], [0, 1], [[0], [0]], n_states=2, n_actions=1)
+        >>> log[1:].s.tolist(), log[1:].pairs.tolist()
+        ([1], [1])
+        """
+        if not isinstance(part, slice):
+            raise TypeError(f"a data set is cut with a slice, got {type(part).__name__}")
+        first, last, step = part.indices(len(self))
+        records = self.records[part]
+        if len(records) == 0:
+            raise ValueError(f"{part} of a data set of length {len(self)} is empty")
+        begins = self._begins
+        if begins is not None:
+            if step != 1:
+                raise ValueError(f"a trajectory is cut with step 1, got {part}")
+            first, last = self._first + first, self._first + last
+            begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
+        cut = type(self).__new__(type(self))
+        shared = {name: getattr(self, name) for name in ("table", "n_states", "n_actions", "units")}
+        cut.__dict__.update(records=records, **shared, path=None, _begins=begins, _first=first)
+        return cut
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64] | None:
+        """Where trajectories begin; None if the transitions are independent."""
+        if self._begins is None:
+            return None
+        return check.frozen(np.append(np.int64(0), self._begins - self._first))
+
+    @cached_property
+    def table_counts(self) -> NDArray[np.int64]:
+        """How often each pair of `table` occurs."""
+        return check.frozen(layout.count(self.records, len(self.table)))
+
+    @cached_property
+    def pairs(self) -> NDArray[np.int64]:
+        """Visited pairs as s * n_actions + a, ascending."""
+        return self.table if self.table_counts.all() else check.frozen(self.table[self.table_counts > 0])
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of `pairs` occurs."""
+        return self.table_counts if self.table_counts.all() else check.frozen(self.table_counts[self.table_counts > 0])
+
+    @cached_property
+    def _rank(self) -> NDArray[np.int32]:
+        """Position in `pairs` of each visited pair of `table`."""
+        return (np.cumsum(self.table_counts > 0) - 1).astype(np.int32)
+
+    @property
+    def n_utilities(self) -> int:
+        """The number I of utilities."""
+        return int(self.records.dtype["u"].shape[0])
+
+    @property
+    def kind(self) -> str:
+        """Whether the transitions are "independent", one "trajectory" or several "trajectories"."""
+        if self._begins is None:
+            return "independent"
+        return "trajectory" if len(self._begins) == 0 else "trajectories"
+
+    @property
+    def pair(self) -> NDArray[np.int32]:
+        """Position of each transition's pair in `pairs`."""
+        if len(self.pairs) == len(self.table):
+            return self.records["pair"]
+        return check.frozen(self._rank[self.records["pair"]])
+
+    @property
+    def s(self) -> NDArray[np.int32]:
+        """States."""
+        return check.frozen((self.table // self.n_actions).astype(np.int32)[self.records["pair"]])
+
+    @property
+    def a(self) -> NDArray[np.int32]:
+        """Actions."""
+        return check.frozen((self.table % self.n_actions).astype(np.int32)[self.records["pair"]])
+
+    @property
+    def s_next(self) -> NDArray[np.int32]:
+        """Next states."""
+        return self.records["s_next"]
+
+    @property
+    def r(self) -> NDArray[np.float64]:
+        """Rewards."""
+        return self.records["r"]
+
+    @property
+    def u(self) -> NDArray[np.float64]:
+        """Utilities, shape (N, I)."""
+        return self.records["u"]
+
+    def _fill(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        counts: NDArray[np.int64],
+        n_states: int,
+        n_actions: int,
+        units: Units,
+        path: Path | None = None,
+    ) -> None:
+        """Take arrays that nobody else has and that `storage.inspect` has passed, with the counts that it gave."""
+        starts = check.frozen(arrays[STARTS]) if STARTS in arrays else None
+        self.__dict__.update(
+            records=check.frozen(arrays[RECORDS]),
+            table=check.frozen(arrays[PAIRS]),
+            table_counts=check.frozen(counts),
+            n_states=n_states,
+            n_actions=n_actions,
+            units=units,
+            path=path,
+            starts=starts,
+            _begins=None if starts is None else starts[1:],
+            _first=0,
+        )
+
+    @property
+    def _sizes(self) -> Sizes:
+        n_trajectories = None if self._begins is None else len(self._begins) + 1
+        return Sizes(len(self), self.n_states, self.n_actions, self.n_utilities, len(self.pairs), n_trajectories)
+
+    def _arrays(self) -> dict[str, Iterable[NDArray[Any]]]:
+        """The log in chunks, as a log of its own has it."""
+        return {RECORDS: self._chunks(), PAIRS: [self.pairs], STARTS: [] if self.starts is None else [self.starts]}
+
+    def _chunks(self) -> Iterator[NDArray[Any]]:
+        for view in layout.chunks(self.records):
+            part = view
+            if len(self.pairs) < len(self.table):
+                part = view.copy()
+                part["pair"] = self._rank[view["pair"]]
+            yield part

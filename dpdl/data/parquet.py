@@ -13,7 +13,9 @@ metadata as well (key ``dpdl.sha256``), so that no damage goes unnoticed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +28,13 @@ from dpdl import _validation as check
 from dpdl.data import records as layout
 from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
-from dpdl.data.parquet_reader import Description, Reader, pyarrow
-from dpdl.files.atomic import explained, lock, refuse, remove_leftovers, sync, temporary_file
+from dpdl.data.parquet_file import KEY, SUM, Description, pyarrow
+
+#: Bytes of a column read at a time. Without it a column of a row group is read whole, and a file may be one row group.
+BUFFER = 1 << 20
+
+Column = NDArray[Any]
+Chunk = tuple[Column, Column, Column, Column, Column, Column | None]
 
 
 def from_parquet(
@@ -100,46 +107,6 @@ def from_parquet(
     return Dataset.open(target)
 
 
-def to_parquet(dataset: Dataset, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a data set to a Parquet file: columns s, a, s_next, episode (for trajectories only), r, u_0, u_1, ...
-
-    The file appears whole or not at all. `from_parquet` makes the same data set of it.
-    """
-    pa, pq = pyarrow()
-    target = Path(os.path.realpath(check.path("path", path)))
-    if not check.flag("overwrite", overwrite) and os.path.lexists(target):
-        refuse(target, "it exists already; pass overwrite=True to replace it")
-    whole = ("s", "a", "s_next", *(() if dataset.starts is None else ("episode",)))
-    names = (*whole, "r", *(f"u_{i}" for i in range(dataset.n_utilities)))
-    types = (pa.int32(), pa.int32(), pa.int32(), pa.int64())[: len(whole)] + (pa.float64(),) * (1 + dataset.n_utilities)
-    known = (dataset.n_states, dataset.n_actions, dataset.starts is not None, dataset.units, dataset.fingerprint)
-    schema = pa.schema(list(zip(names, types, strict=True)), metadata=Description(*known).metadata())
-    remove_leftovers(target)
-    with explained(target), temporary_file(target) as temporary:
-        with open(temporary, "xb") as file:
-            lock(file.fileno())
-            # Numbers are written plainly: a dictionary might take -0.0 for 0.0.
-            with pq.ParquetWriter(file, schema, use_dictionary=list(whole), write_page_checksum=True) as writer:
-                for columns in _columns_of(dataset):
-                    writer.write_batch(pa.record_batch(columns, schema=schema))
-        sync(temporary)
-        os.replace(temporary, target)
-        sync(target.parent)
-
-
-def _columns_of(dataset: Dataset) -> Iterator[list[NDArray[Any]]]:
-    """Columns of a log, in chunks."""
-    first = 0
-    for part in layout.chunks(dataset.records):
-        s, a = np.divmod(dataset.table[part["pair"]], dataset.n_actions)
-        columns = [s.astype(np.int32), a.astype(np.int32), part["s_next"]]
-        if dataset.starts is not None:
-            here = np.arange(first, first + len(part))
-            columns.append(np.searchsorted(dataset.starts, here, side="right") - 1)
-        yield [np.ascontiguousarray(column) for column in (*columns, part["r"], *part["u"].T)]
-        first += len(part)
-
-
 class _Builder(DatasetBuilder):
     """A builder whose folder appears only if it holds the data sets that were written to the files."""
 
@@ -176,3 +143,236 @@ def _builder(path: Path, overwrite: bool, options: dict[str, Any], reader: Reade
     builder = _Builder.of_packed(path, **sizes, units=description.units, overwrite=overwrite)
     builder.reader = reader
     return builder
+
+
+class Reader:
+    """Parquet files as chunks (s, a, s_next, r, u, starts) of one log.
+
+    Parameters
+    ----------
+    source, u, episode
+        As for `from_parquet`.
+    names : list of str
+        The columns s, a, s_next and r.
+    verify : bool
+        Whether to compare checksums of pages while they are read.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        names: list[str],
+        u: str | Sequence[str] | None,
+        episode: str | None,
+        verify: bool,
+    ) -> None:
+        if episode is not None:
+            check.text("episode", episode)
+        if u is not None and not isinstance(u, str):
+            if not isinstance(u, (Sequence, np.ndarray)):
+                raise TypeError(f"u must be a string or a sequence of strings, got {type(u).__name__}")
+            u = [check.text(f"u[{k}]", name) for k, name in enumerate(u)]
+        self.files, self.filesystem = _files(source)
+        self.verify = verify
+        self._refuse_part(source)
+        self.file = self.files[0]  # the one that is being read
+        with self._opened(self.file) as first:
+            self.description = self._describe(first)
+            if self.description is not None and u is None:
+                u = [f"u_{i}" for i in range(len(self.description.units.utility_scale))]
+            self.utilities, self.is_list = _utilities(first.schema_arrow, u)
+        if self.description is not None and self.description.trajectories and episode is None:
+            episode = "episode"
+        self.names, self.episode = names, episode
+        self.n_rows, self.n_utilities = 0, None if self.is_list else len(self.utilities)
+        self.last_episode: Any = None
+        self.fingerprints: list[tuple[str, int, str]] = []  # of each file of ours: its name, first row and fingerprint
+
+    def __iter__(self) -> Iterator[Chunk]:
+        wanted = [*self.names, *self.utilities, *([] if self.episode is None else [self.episode])]
+        for name in self.files:
+            self.file = name
+            with self._opened(name) as file:
+                description = self._describe(file)
+                if description != self.description:
+                    raise ValueError(f"its metadata {KEY.decode()!r} differs from that of {self.files[0]}")
+                if description is not None:
+                    self.last_episode = None  # every file of ours is whole, and numbers its trajectories from 0
+                    self.fingerprints.append((name, self.n_rows, description.fingerprint))
+                for column in wanted:
+                    if file.schema_arrow.names.count(column) != 1:
+                        trouble = "is more than one" if column in file.schema_arrow.names else "is no"
+                        raise ValueError(f"there {trouble} column {column!r} among {file.schema_arrow.names}")
+                if self.n_utilities is None:
+                    for batch in file.iter_batches(1, columns=self.utilities, use_threads=False):
+                        self._lists(batch, self.utilities[0])  # how many numbers decides how many rows at a time
+                        break
+                size = layout.chunk_size(layout.record_dtype(self.n_utilities or 0))
+                for batch in file.iter_batches(size, columns=wanted, use_threads=False):
+                    if batch.num_rows:
+                        yield self._chunk(batch)
+                        self.n_rows += batch.num_rows
+
+    def _refuse_part(self, source: Any) -> None:
+        """Refuse a pyarrow Dataset that is not all of its files."""
+        if not hasattr(source, "count_rows"):
+            return
+        n_rows = n_groups = 0
+        for name in self.files:
+            with self._opened(name) as file:
+                n_rows += file.metadata.num_rows
+                n_groups += file.metadata.num_row_groups
+        # pyarrow counts the rows of a file with some of its row groups as if it had all of them.
+        if source.count_rows() != n_rows or sum(part.num_row_groups for part in source.get_fragments()) != n_groups:
+            raise ValueError("source has a filter, or only some row groups of its files: write that part to a new file")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Say with what is wrong with a chunk in which file that is, and what its columns are called there."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            called = dict(zip(("s", "a", "s_next", "r"), self.names, strict=True)) | {"u": self.utilities}
+            raise type(error)(f"{self.file}: {error} (columns: {called})") from error
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        """Open a file; whatever is wrong with it is said with its name."""
+        pa, pq = pyarrow()
+        try:
+            options = {"buffer_size": BUFFER, "pre_buffer": False, "page_checksum_verification": self.verify}
+            with pq.ParquetFile(name, filesystem=self.filesystem, **options) as file:
+                yield file
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{name}: {error}") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise ValueError(f"{name}: {error}") from error  # arrow's word for contents that make no sense
+
+    def _describe(self, file: Any) -> Description | None:
+        """Return the description of the file that is being read; None if another program wrote that."""
+        found = Description.of(file.schema_arrow.metadata, self.verify)
+        if found is None and self.verify:
+            # A footer has no checksum, and damage to it may hide all metadata: a file of ours would pass for another's.
+            pa, _ = pyarrow()
+            with (self.filesystem or pa.fs.LocalFileSystem()).open_input_file(self.file) as raw:
+                length = int.from_bytes(raw.read_at(8, raw.size() - 8)[:4], "little")
+                if SUM in raw.read_at(length, raw.size() - 8 - length):
+                    raise ValueError("its metadata is damaged; verify=False reads the file as it is")
+        return found
+
+    def check_fingerprints(self, log: Dataset) -> None:
+        """Refuse a log unless the rows of each file of ours are the data set that was written to it."""
+        firsts = [first for _, first, _ in self.fingerprints]
+        for (name, first, fingerprint), last in zip(self.fingerprints, [*firsts[1:], self.n_rows], strict=True):
+            part = log if last - first == len(log) else log[first:last] if first < last else None
+            if part is None or part.fingerprint != fingerprint:
+                raise ValueError(
+                    f"{name}: it is damaged, or was changed: its rows are not the data set that was written; "
+                    "verify=False reads them as they are"
+                )
+
+    def _chunk(self, batch: Any) -> Chunk:
+        s, a, s_next = (self._numbers(batch, name, "whole numbers") for name in self.names[:3])
+        r = self._numbers(batch, self.names[3], "real numbers")
+        if self.is_list:
+            u = self._lists(batch, self.utilities[0])
+        else:
+            columns = [self._numbers(batch, name, "real numbers") for name in self.utilities]
+            u = np.column_stack(columns) if columns else np.empty((batch.num_rows, 0))
+        return s, a, s_next, r, u, None if self.episode is None else self._starts(batch, self.episode)
+
+    def _column(self, batch: Any, name: str) -> Any:
+        pa, _ = pyarrow()
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        self._refuse_nulls(column, name, 1)
+        return column
+
+    def _refuse_nulls(self, column: Any, name: str, per_row: int) -> None:
+        if column.null_count:
+            where = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            raise ValueError(f"column {name!r} is null in row {self.n_rows + where // per_row} of the log")
+
+    def _numbers(self, batch: Any, name: str, kind: str) -> NDArray[Any]:
+        column = self._column(batch, name)
+        _check_numbers(column.type, name, kind)
+        return column.to_numpy(zero_copy_only=False)
+
+    def _lists(self, batch: Any, name: str) -> NDArray[Any]:
+        """A column of lists, all of one length, as a matrix."""
+        column = self._column(batch, name)
+        _check_numbers(column.type.value_type, name, "lists of real numbers")
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if self.n_utilities is None:
+            self.n_utilities = int(lengths[0])
+        wrong = np.flatnonzero(lengths != self.n_utilities)
+        if wrong.size:
+            raise ValueError(
+                f"column {name!r} has {lengths[wrong[0]]} numbers in row {self.n_rows + wrong[0]} of the log, "
+                f"{self.n_utilities} in the first"
+            )
+        values = column.flatten()
+        self._refuse_nulls(values, name, max(1, self.n_utilities))
+        return values.to_numpy(zero_copy_only=False).reshape(batch.num_rows, self.n_utilities)
+
+    def _starts(self, batch: Any, name: str) -> NDArray[np.int64]:
+        """Rows whose episode is not that of the row before."""
+        pa, _ = pyarrow()
+        column = self._column(batch, name)
+        if any(str(column.type) == text for text in ("string", "large_string", "string_view")):
+            column = column.cast(pa.string())
+        elif not pa.types.is_integer(column.type):
+            raise TypeError(f"column {name!r} must hold whole numbers or strings, got {column.type}")
+        values = column.to_numpy(zero_copy_only=False)
+        differs = np.append(values[0] != self.last_episode, values[1:] != values[:-1])
+        self.last_episode = values[-1]
+        return np.flatnonzero(differs)
+
+
+def _check_numbers(kind: Any, name: str, wanted: str) -> None:
+    pa, _ = pyarrow()
+    if not (pa.types.is_integer(kind) or ("real" in wanted and pa.types.is_floating(kind))):
+        raise TypeError(f"column {name!r} must hold {wanted}, got {kind}")
+
+
+def _is_list(kind: Any) -> bool:
+    pa, _ = pyarrow()
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _utilities(schema: Any, u: str | Sequence[str] | None) -> tuple[list[str], bool]:
+    """Names of the utilities' columns, and whether it is one column of lists."""
+    if u is None:
+        numbered = sorted((name for name in schema.names if re.fullmatch("u_[0-9]+", name)), key=lambda u: int(u[2:]))
+        if ("u" in schema.names) == bool(numbered):
+            found = f"are columns 'u' and {numbered}" if numbered else "is no column 'u' or 'u_0'"
+            raise ValueError(f"there {found} among {schema.names}: name the utilities' columns by u, [] for none")
+        if numbered:
+            return numbered, False
+        u = "u"
+    if isinstance(u, str):
+        return [u], u in schema.names and _is_list(schema.field(u).type)
+    return list(u), False
+
+
+def _files(source: Any) -> tuple[list[str], Any]:
+    """Names of files, and the file system that has them (None: this machine's)."""
+    if hasattr(source, "files") and hasattr(source, "filesystem"):  # a pyarrow.dataset.Dataset
+        names, filesystem = list(source.files), source.filesystem
+    else:
+        sources = [source] if isinstance(source, (str, os.PathLike)) else source
+        if not isinstance(sources, (list, tuple)):
+            raise TypeError(f"source must be a path, paths or a pyarrow Dataset, got {type(source).__name__}")
+        names = [name for each in sources for name in _expanded(check.path("source", each))]
+        filesystem = None
+    if not names:
+        raise ValueError("source has no Parquet files")
+    return names, filesystem
+
+
+def _expanded(path: Path) -> list[str]:
+    return sorted(str(file) for file in path.rglob("*.parquet") if file.is_file()) if path.is_dir() else [str(path)]

@@ -1,4 +1,4 @@
-"""From columns to packed records: the layout, the units, and the checks that every way into a data set shares.
+"""From columns to packed records: the layout, and the checks that every way into a data set shares.
 
 `Dataset` packs whole columns, `DatasetBuilder` one chunk of them at a time. Both go through the functions here, so that
 the same log makes the same bytes either way. `first` is always the number of the chunk's first record in the log:
@@ -8,13 +8,14 @@ messages count from the beginning of the log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _core
 from dpdl import _validation as check
+from dpdl.data.units import Units
 
 INT32_MAX = 2**31 - 1
 
@@ -33,89 +34,14 @@ def record_dtype(n_utilities: int) -> np.dtype[Any]:
     return np.dtype([("pair", "<i4"), ("s_next", "<i4"), ("r", "<f8"), ("u", "<f8", (n_utilities,))])
 
 
-@dataclass(frozen=True)
-class Units:
-    """How the log's rewards and utilities were made from the user's numbers, so that results can be told back.
-
-    Attributes
-    ----------
-    reward_scale : float
-        Rewards were divided by this.
-    utility_scale : tuple of float
-        Utilities were divided by these.
-    limits : tuple of float or None
-        Cost limits, if the utilities were made of costs (`Dataset.from_costs`).
-    normalised : bool
-        Whether the limits bound (1-gamma) times the discounted sum of costs, or that sum itself.
-    gamma : float or None
-        Discount used to spread a discounted limit over time.
-    """
-
-    reward_scale: float
-    utility_scale: tuple[float, ...]
-    limits: tuple[float, ...] | None = None
-    normalised: bool = False
-    gamma: float | None = None
-
-    def reward(self, value: float) -> float:
-        """Turn an expected discounted reward J back into the user's units."""
-        return value * self.reward_scale
-
-    def utilities(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Turn expected discounted utilities J^u back into the user's units."""
-        return np.asarray(values, dtype=np.float64) * np.asarray(self.utility_scale)
-
-    def costs(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Turn J^u into costs, comparable with the limits that were given to `Dataset.from_costs`."""
-        if self.limits is None or self.gamma is None:
-            raise ValueError("this data set was not made of costs; see Dataset.from_costs")
-        slack = self.utilities(values) * (1 - self.gamma if self.normalised else 1)
-        return np.asarray(self.limits) - slack
-
-
-@dataclass(frozen=True)
-class CostLimits:
-    """Costs that must stay below limits, to be written as utilities (`Dataset.from_costs` states how)."""
-
-    limits: NDArray[np.float64]
-    gamma: float
-    normalised: bool
-
-    @classmethod
-    def of(cls, limits: ArrayLike, gamma: float, normalised: bool, n_costs: int | None = None) -> CostLimits:
-        """Check what a caller gave."""
-        gamma = check.real("gamma", gamma, above=0, below=1)
-        normalised = check.flag("normalised", normalised)
-        return cls(check.numbers_array("limits", limits, shape=(n_costs,)), gamma, normalised)
-
-    def slack(self, costs: ArrayLike, n: int, first: int = 0) -> NDArray[np.float64]:
-        """Write costs as utilities, not yet scaled."""
-        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first, copy=False)
-        with np.errstate(over="ignore"):
-            slack = (self.limits if self.normalised else self.limits * (1 - self.gamma)) - cost
-        return check.numbers_array("limits - costs", slack, first=first, copy=False)
-
-    def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
-        """Scale by the largest slacks of the whole log; a utility that is always zero needs no scale."""
-        scale = np.where(largest == 0, 1.0, largest)
-        limits = tuple(self.limits.tolist())
-        return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
+if record_dtype(0).fields != {**_core.HEAD_DTYPE.fields, "u": record_dtype(0).fields["u"]}:  # type: ignore[dict-item,index]
+    raise ImportError("the compiled core of dpdl has another layout of records than its Python files")
 
 
 def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
     """Check the sizes of the state and action sets."""
     n_states = check.whole("n_states", n_states, at_least=1, at_most=INT32_MAX)
     return n_states, check.whole("n_actions", n_actions, at_least=1, at_most=INT32_MAX)
-
-
-def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
-    """Check one positive number for all of `n` columns, or one for each."""
-    if np.ndim(scale) == 0:
-        return (check.real(name, scale, above=0),) * n
-    return tuple(
-        check.real(f"{name}[{i}]", value, above=0)
-        for i, value in enumerate(check.numbers_array(name, scale, shape=(n,)))
-    )
 
 
 def moves(

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import sizes
-
-#: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
-SMALLEST_FLOOR = 1e-200
+from dpdl.settings import SMALLEST_FLOOR
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,13 @@ The functions here know nothing of `Dataset`, which has `Dataset.save` and `Data
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap as memory
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -41,20 +43,126 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data.header import (
-    HEADER,
-    LARGEST_HEADER,
-    PAIRS,
-    RECORDS,
-    STARTS,
-    Header,
-    Sizes,
-    is_header,
-    npy_header,
-    parse_json,
-)
-from dpdl.data.records import Units, begins, chunks
+from dpdl.data.records import INT32_MAX, begins, chunks, record_dtype
+from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, explained, read_folder, replacing, sync
+from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json
+
+FORMAT, VERSION = "dpdl dataset", 1
+HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
+
+#: A header is read whole, so its length is bounded; and with it the number of utilities, each of which has a scale.
+LARGEST_HEADER = 1 << 24
+MOST_UTILITIES = 1 << 16
+#: File offsets are 64-bit numbers with a sign.
+LARGEST_FILE = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers that determine the length of every file."""
+
+    n_records: int
+    n_states: int
+    n_actions: int
+    n_utilities: int
+    n_pairs: int
+    n_trajectories: int | None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("n_states", 1, INT32_MAX),
+            ("n_actions", 1, INT32_MAX),
+            ("n_utilities", 0, MOST_UTILITIES),
+            ("n_records", 1, LARGEST_FILE),
+            ("n_pairs", 1, INT32_MAX),
+            ("n_trajectories", 1, LARGEST_FILE),
+        ):
+            value = getattr(self, name)
+            if value is None and name == "n_trajectories":
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} must be a whole number between {least} and {most}, got {value!r}")
+        if self.n_pairs > min(self.n_records, self.n_states * self.n_actions):
+            raise ValueError(f"n_pairs = {self.n_pairs} is more than there are records, or pairs at all")
+        if (self.n_trajectories or 1) > self.n_records:
+            raise ValueError(f"n_trajectories = {self.n_trajectories} is more than there are records")
+        if self.length(RECORDS) > LARGEST_FILE:
+            raise ValueError(f"n_records = {self.n_records} is too large for a file")
+
+    @property
+    def arrays(self) -> dict[str, tuple[np.dtype[Any], int]]:
+        """Type and number of elements of each array, by file name."""
+        found = {RECORDS: (record_dtype(self.n_utilities), self.n_records), PAIRS: (np.dtype("<i8"), self.n_pairs)}
+        if self.n_trajectories is not None:
+            found[STARTS] = (np.dtype("<i8"), self.n_trajectories)
+        return found
+
+    def length(self, name: str) -> int:
+        """Bytes of a file."""
+        dtype, n = self.arrays[name]
+        return len(npy_header(dtype, n)) + n * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Header:
+    """What ``header.json`` says."""
+
+    sizes: Sizes
+    units: Units
+    sums: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the data set is: sizes, units and the sums of its arrays, whatever the format's version."""
+        content = [asdict(self.sizes), asdict(self.units), dict(self.sums)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def text(self) -> bytes:
+        """Render ``header.json``."""
+        blank = "0" * 64
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            **asdict(self.sizes),
+            "units": asdict(self.units),
+            "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
+            "checksum": blank,
+        }
+        raw = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+        return raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Header:
+        """Read ``header.json``; everything in it is checked, its own checksum first."""
+        content = parse_json(raw)
+        if not is_header(content):
+            raise ValueError("it is not the header of a dpdl data set")
+        if content.get("version") != VERSION or type(content["version"]) is not int:
+            raise ValueError(f"its version is {content.get('version')!r}, and this dpdl reads version {VERSION}")
+        checksum = content.get("checksum")
+        if not isinstance(checksum, str) or not is_sha256(checksum):
+            raise ValueError("it has no checksum")
+        if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
+            raise ValueError("its checksum is wrong: the file is damaged")
+        names = [field.name for field in fields(Sizes)]
+        expect_names("the header", content, {"format", "version", "checksum", "units", "files", *names})
+        sizes, files = Sizes(**{name: content[name] for name in names}), content["files"]
+        expect_names("files", files, set(sizes.arrays))
+        for name in sizes.arrays:
+            expect_names(f"files[{name!r}]", files[name], {"bytes", "sha256"})
+            if files[name]["bytes"] != sizes.length(name) or not is_sha256(files[name]["sha256"]):
+                raise ValueError(
+                    f"files[{name!r}] must have {sizes.length(name)} bytes and a SHA-256, got {files[name]}"
+                )
+        units = parse_units(content["units"], sizes.n_utilities)
+        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays})
+
+
+def is_header(content: Any) -> bool:
+    """Whether JSON says of itself that it is the header of a data set."""
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
 

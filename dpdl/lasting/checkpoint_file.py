@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl.data.header import parse_json
 from dpdl.files.atomic import explained, lock, refuse, sync, temporary_file
+from dpdl.files.headers import parse_json
 
 MAGIC, VERSION = b"DPDLCKPT", 1
 _PREFIX = struct.Struct("<8sIQ")

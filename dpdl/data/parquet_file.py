@@ -1,0 +1,128 @@
+"""Parquet files as `Dataset.to_parquet` writes them: what they say about themselves, and the writing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl import _validation as check
+from dpdl.data import records as layout
+from dpdl.data.units import Units, parse_units
+from dpdl.files.atomic import explained, lock, refuse, remove_leftovers, sync, temporary_file
+from dpdl.files.headers import parse_json
+
+#: Where `to_parquet` leaves its description in the metadata of a file, and the SHA-256 of that.
+KEY, SUM = b"dpdl", b"dpdl.sha256"
+
+
+class Log(Protocol):
+    """What is written of a data set."""
+
+    records: NDArray[Any]
+    table: NDArray[np.int64]
+    n_states: int
+    n_actions: int
+    units: Units
+
+    @property
+    def n_utilities(self) -> int:
+        """Number of utilities."""
+
+    @property
+    def starts(self) -> NDArray[np.int64] | None:
+        """Where trajectories begin."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that the log is."""
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """Import pyarrow and its module for Parquet."""
+    try:
+        import pyarrow
+        import pyarrow.fs
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("Parquet files need pyarrow: pip install 'dpdl[parquet]'") from None
+    return pyarrow, pyarrow.parquet
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file that `to_parquet` wrote says about itself; the fingerprint is that of its rows alone."""
+
+    n_states: int
+    n_actions: int
+    trajectories: bool
+    units: Units
+    fingerprint: str = field(default="", compare=False)
+
+    def metadata(self) -> dict[bytes, bytes]:
+        """Write it as the metadata of a file."""
+        text = json.dumps(asdict(self)).encode("ascii")
+        return {KEY: text, SUM: hashlib.sha256(text).hexdigest().encode("ascii")}
+
+    @classmethod
+    def of(cls, metadata: dict[bytes, bytes] | None, verify: bool) -> Description | None:
+        """Find it in the metadata of a file; None if another program wrote that."""
+        if metadata is None or not metadata.keys() & {KEY, SUM}:
+            return None
+        try:
+            text = metadata.get(KEY, b"")
+            if verify and metadata.get(SUM) != hashlib.sha256(text).hexdigest().encode("ascii"):
+                raise ValueError(f"{SUM.decode()!r} is not its SHA-256; verify=False reads the file as it is")
+            found = cls(**parse_json(text))
+            layout.sizes(found.n_states, found.n_actions)
+            check.flag("trajectories", found.trajectories)
+            return replace(found, units=parse_units(found.units))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"its metadata {KEY.decode()!r} is not what dpdl writes: {error}") from None
+
+
+def write(dataset: Log, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a data set to a Parquet file: columns s, a, s_next, episode (for trajectories only), r, u_0, u_1, ...
+
+    The file appears whole or not at all. `from_parquet` makes the same data set of it.
+    """
+    pa, pq = pyarrow()
+    target = Path(os.path.realpath(check.path("path", path)))
+    if not check.flag("overwrite", overwrite) and os.path.lexists(target):
+        refuse(target, "it exists already; pass overwrite=True to replace it")
+    whole = ("s", "a", "s_next", *(() if dataset.starts is None else ("episode",)))
+    names = (*whole, "r", *(f"u_{i}" for i in range(dataset.n_utilities)))
+    types = (pa.int32(), pa.int32(), pa.int32(), pa.int64())[: len(whole)] + (pa.float64(),) * (1 + dataset.n_utilities)
+    known = (dataset.n_states, dataset.n_actions, dataset.starts is not None, dataset.units, dataset.fingerprint)
+    schema = pa.schema(list(zip(names, types, strict=True)), metadata=Description(*known).metadata())
+    remove_leftovers(target)
+    with explained(target), temporary_file(target) as temporary:
+        with open(temporary, "xb") as file:
+            lock(file.fileno())
+            # Numbers are written plainly: a dictionary might take -0.0 for 0.0.
+            with pq.ParquetWriter(file, schema, use_dictionary=list(whole), write_page_checksum=True) as writer:
+                for columns in _columns_of(dataset):
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
+        sync(temporary)
+        os.replace(temporary, target)
+        sync(target.parent)
+
+
+def _columns_of(dataset: Log) -> Iterator[list[NDArray[Any]]]:
+    """Columns of a log, in chunks."""
+    first = 0
+    for part in layout.chunks(dataset.records):
+        s, a = np.divmod(dataset.table[part["pair"]], dataset.n_actions)
+        columns = [s.astype(np.int32), a.astype(np.int32), part["s_next"]]
+        if dataset.starts is not None:
+            here = np.arange(first, first + len(part))
+            columns.append(np.searchsorted(dataset.starts, here, side="right") - 1)
+        yield [np.ascontiguousarray(column) for column in (*columns, part["r"], *part["u"].T)]
+        first += len(part)

@@ -1,0 +1,112 @@
+"""How a log's rewards and utilities were made from the user's numbers, so that results can be converted back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl.files.headers import expect_names
+
+
+@dataclass(frozen=True)
+class Units:
+    """How the log's rewards and utilities were made from the user's numbers, so that results can be converted back.
+
+    Attributes
+    ----------
+    reward_scale : float
+        Rewards were divided by this.
+    utility_scale : tuple of float
+        Utilities were divided by these.
+    limits : tuple of float or None
+        Cost limits, if the utilities were made of costs (`Dataset.from_costs`).
+    normalised : bool
+        Whether the limits bound (1-gamma) times the discounted sum of costs, or that sum itself.
+    gamma : float or None
+        Discount used to spread a discounted limit over time.
+    """
+
+    reward_scale: float
+    utility_scale: tuple[float, ...]
+    limits: tuple[float, ...] | None = None
+    normalised: bool = False
+    gamma: float | None = None
+
+    def reward(self, value: float) -> float:
+        """Turn an expected discounted reward J back into the user's units."""
+        return value * self.reward_scale
+
+    def utilities(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Turn expected discounted utilities J^u back into the user's units."""
+        return np.asarray(values, dtype=np.float64) * np.asarray(self.utility_scale)
+
+    def costs(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Turn J^u into costs, comparable with the limits that were given to `Dataset.from_costs`."""
+        if self.limits is None or self.gamma is None:
+            raise ValueError("this data set was not made of costs; see Dataset.from_costs")
+        slack = self.utilities(values) * (1 - self.gamma if self.normalised else 1)
+        return np.asarray(self.limits) - slack
+
+
+@dataclass(frozen=True)
+class CostLimits:
+    """Costs that must stay below limits, to be written as utilities (`Dataset.from_costs` states how)."""
+
+    limits: NDArray[np.float64]
+    gamma: float
+    normalised: bool
+
+    @classmethod
+    def of(cls, limits: ArrayLike, gamma: float, normalised: bool, n_costs: int | None = None) -> CostLimits:
+        """Check what a caller gave."""
+        gamma = check.real("gamma", gamma, above=0, below=1)
+        normalised = check.flag("normalised", normalised)
+        return cls(check.numbers_array("limits", limits, shape=(n_costs,)), gamma, normalised)
+
+    def slack(self, costs: ArrayLike, n: int, first: int = 0) -> NDArray[np.float64]:
+        """Write costs as utilities, not yet scaled."""
+        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first, copy=False)
+        with np.errstate(over="ignore"):
+            slack = (self.limits if self.normalised else self.limits * (1 - self.gamma)) - cost
+        return check.numbers_array("limits - costs", slack, first=first, copy=False)
+
+    def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
+        """Scale by the largest slacks of the whole log; a utility that is always zero needs no scale."""
+        scale = np.where(largest == 0, 1.0, largest)
+        limits = tuple(self.limits.tolist())
+        return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
+
+
+def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
+    """Check one positive number for all of `n` columns, or one for each."""
+    if np.ndim(scale) == 0:
+        return (check.real(name, scale, above=0),) * n
+    return tuple(
+        check.real(f"{name}[{i}]", value, above=0)
+        for i, value in enumerate(check.numbers_array(name, scale, shape=(n,)))
+    )
+
+
+def parse_units(content: Any, n_utilities: int | None = None) -> Units:
+    """Check units that came out of a file; without `n_utilities` they say themselves how many those are."""
+    expect_names("units", content, {field.name for field in fields(Units)})
+    limits, gamma, normalised = content["limits"], content["gamma"], content["normalised"]
+    try:
+        if not isinstance(content["utility_scale"], list):
+            raise ValueError(f"utility_scale must be a list, got {content['utility_scale']!r}")
+        if n_utilities is None:
+            n_utilities = len(content["utility_scale"])
+        if (limits is None) != (gamma is None):
+            raise ValueError("limits and gamma must be given together, or neither")
+        if limits is not None:
+            limits = tuple(check.numbers_array("limits", limits, shape=(n_utilities,)).tolist())
+            gamma = check.real("gamma", gamma, above=0, below=1)
+        reward_scale = check.real("reward_scale", content["reward_scale"], above=0)
+        utility_scale = scales("utility_scale", content["utility_scale"], n_utilities)
+        return Units(reward_scale, utility_scale, limits, check.flag("normalised", normalised), gamma)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"units: {error}") from None

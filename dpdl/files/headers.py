@@ -1,0 +1,64 @@
+"""Headers of files: JSON that is read strictly, checksums, and the headers of ``.npy`` files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse JSON in ASCII, without the NaN, infinities and names given twice that Python would let through."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not a number")
+
+    try:
+        return json.loads(raw.decode("ascii"), parse_constant=refuse, object_pairs_hook=json_object)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be read as JSON: {error}") from None
+
+
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the names and values of a JSON object, none of which may be given twice.
+
+    Examples
+    --------
+    >>> json.loads('{"T": 1, "T": 2}', object_pairs_hook=json_object)
+    Traceback (most recent call last):
+        ...
+    ValueError: 'T' is given twice
+    """
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"{name!r:.200} is given twice")
+        content[name] = value
+    return content
+
+
+def expect_names(name: str, content: Any, names: set[str]) -> None:
+    """Check that a JSON object has exactly these names."""
+    if not isinstance(content, dict) or content.keys() != names:
+        found = sorted(content) if isinstance(content, dict) else content
+        raise ValueError(f"{name} must have the names {sorted(names)}, got {found}")
+
+
+def is_sha256(value: Any) -> bool:
+    """Whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def npy_header(dtype: np.dtype[Any], n: int) -> bytes:
+    """Header of a ``.npy`` file with `n` elements, as NumPy 2 writes it; its length does not depend on `n`.
+
+    Examples
+    --------
+    >>> npy_header(np.dtype("<i8"), 3)[10:70]
+    b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }   "
+    """
+    text = f"{{'descr': {dtype.descr if dtype.names else dtype.str!r}, 'fortran_order': False, 'shape': ({n},), }}"
+    text += " " * (21 - len(str(n)))  # room for any n
+    text += " " * (64 - (len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("ascii")
