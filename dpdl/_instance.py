@@ -55,4 +55,6 @@ class Instance:
             raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
         data = check.frozen(check.distribution("mu", mu, cmdp.r.shape).copy())
         best = cmdp.solve()
+        if best.status == "inaccurate":
+            raise RuntimeError("the best policy of cmdp could not be found, for want of digits")
         return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

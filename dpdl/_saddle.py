@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+#: What the saddle value is known to, on the normalised scale.
+_ACCURACY = 1e-6
+
 
 def lagrangian_gradient(
     cmdp: CMDP, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
@@ -51,7 +54,7 @@ def lagrangian_gradient(
     advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
     advantage += np.einsum("i,isa->sa", multiplier, utility)
     nu = weight * primal
-    g_V = cmdp.rho0 - nu.sum(axis=1) + cmdp.gamma * (cmdp.P.T @ nu.ravel())
+    g_V = cmdp.rho0 - programs.flow_matrix(cmdp) @ nu.ravel()
     return g_V, np.einsum("isa,sa->i", utility, nu), weight * advantage
 
 
@@ -93,6 +96,12 @@ def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa
     X is { 0 <= x <= psi mu_hat/(1-gamma), sum x <= 4/(1-gamma), sum x/mu_hat <= N psi/(1-gamma) }. The other
     parameters are those of `penalised_objective`.
 
+    Raises
+    ------
+    RuntimeError
+        If j(psi) could not be computed to 1e-6/(1-gamma). J_kappa punishes a residual of 1e-16 by R_V times that,
+        and R_V grows with 1/(1-gamma): expect this from gamma = 1 - 1e-8 on.
+
     Examples
     --------
     >>> from dpdl.cmdp import CMDP
@@ -104,8 +113,13 @@ def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa
     weight, estimate = _weight(cmdp, mu, mu_hat), _table(cmdp, "mu_hat", mu_hat)
     psi = check.real("psi", psi, at_least=1)
     kappa = check.real("kappa", kappa)
-    x = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater))
-    return penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
+    x, bound = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater))
+    value = penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
+    if not (1 - cmdp.gamma) * value >= bound - _ACCURACY:
+        raise RuntimeError(
+            f"the saddle value could not be computed to {_ACCURACY:g}/(1-gamma) at gamma = {cmdp.gamma!r}"
+        )
+    return value
 
 
 def gap(
@@ -133,12 +147,12 @@ def gap(
     return best - penalised_objective(cmdp, x_mean, mu, mu_hat, kappa, slater)
 
 
-def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tuple[float, float]) -> Array:
-    """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L).
+def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tuple[float, float]) -> tuple[Array, float]:
+    """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L), and a bound of it.
 
     The unknowns y have (1-gamma) x = scale y; slacks measure the flow residual, both ways, and the worst
     violation. The rows carry the radii, not the objective, so that what HiGHS tolerates in a row is an error
-    in J_kappa.
+    in J_kappa. The bound is that of weak duality, on the normalised scale.
     """
     radius_V, radius_lam = radii
     n_states, discount, n_utilities = cmdp.n_states, 1 - cmdp.gamma, cmdp.n_utilities
@@ -152,7 +166,7 @@ def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tupl
     identity = sp.eye_array(n_states)
     no_slack = np.zeros(slacks)
     shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
-    solution = programs.minimise(
+    found = programs.optimum(
         np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
         equal=(
             sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))]),
@@ -164,10 +178,18 @@ def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tupl
         ),
         upper=np.append(np.ones(n), np.full(slacks, np.inf)),
     )
+    if found is None:
+        raise RuntimeError("HiGHS could not solve the linear program of the saddle value, which has a solution")
     q = np.zeros(weight.size)
-    q[pairs] = scale * np.clip(programs.solved(solution, "saddle value")[:n], 0, 1)
+    q[pairs] = scale * np.clip(found.y[:n], 0, 1)
     excess = max(1.0, q.sum() / bound, (q / caps).sum() / programs.sparsity(cmdp))
-    return (q / excess / discount).reshape(cmdp.r.shape)
+    V, w = -radius_V * np.clip(found.V, -1, 1), np.maximum(found.w, 0)
+    lam = radius_lam * w[2:] / max(1.0, w[2:].sum())
+    left = (cmdp.r.ravel() - programs.value_drop(cmdp, V))[pairs] * factor + lam @ utility
+    left -= scale * (w[0] + w[1] / caps[pairs])
+    rounding = 16 * np.finfo(float).eps * (2 + 2 * np.ptp(V) + lam.sum())
+    most = programs.inflow(cmdp) @ V + bound * w[0] + programs.sparsity(cmdp) * w[1] + np.maximum(left, 0).sum()
+    return (q / excess / discount).reshape(cmdp.r.shape), float(most + rounding)
 
 
 def _table(cmdp: CMDP, name: str, values: ArrayLike) -> Array:

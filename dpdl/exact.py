@@ -2,7 +2,7 @@
 
 With occupancy nu (discounted, summing to 1/(1-gamma)) and utilities u_i this module computes
 
-* the occupancy, reward <nu, r> and utilities <nu, u_i> of a policy, by a linear solve with a verified residual;
+* the occupancy, reward <nu, r> and utilities <nu, u_i> of a policy (`dpdl._occupancy` says how);
 * the best safe policy (LP (3) of the paper), for J^u_i >= kappa and inside D(psi) if asked: (1-gamma) nu <= psi mu
   and sum (1-gamma) nu/mu <= N psi, with N the sparsity min(S + I, S A);
 * the Slater constant, (1-gamma) max_nu min_i <nu, u_i>, and the concentrability C*, the least psi for which D(psi)
@@ -13,19 +13,17 @@ With occupancy nu (discounted, summing to 1/(1-gamma)) and utilities u_i this mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse as sp
-import scipy.sparse.linalg
 from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _certified as certified
 from dpdl import _linear_programs as programs
 from dpdl import _validation as check
-from dpdl import policy as policies
+from dpdl._occupancy import state_occupancy
 from dpdl._records import chunks
 from dpdl._saddle import gap, lagrangian_gradient, penalised_objective, saddle_value
 
@@ -48,11 +46,6 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-
-#: Residual (1-norm, against occupancies that sum to one) at which a policy's occupancy is accepted.
-RESIDUAL = 1e-13
-#: Up to this many states a dense factorisation is quicker than anything sparse.
-_DENSE_STATES = 1000
 
 
 @dataclass(frozen=True)
@@ -78,10 +71,15 @@ class Evaluation:
 class Solution:
     """The best safe policy, or the news that there is none.
 
+    All of this is to a tolerance of 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
+
     Attributes
     ----------
-    status : {"optimal", "infeasible"}
-        If "infeasible", every number below is NaN (the arrays keep their shapes).
+    status : {"optimal", "infeasible", "inaccurate"}
+        "optimal": the policy meets every constraint, and no policy that does earns more. "infeasible": no policy meets
+        every constraint; every number below is NaN (the arrays keep their shapes). "inaccurate": neither could be
+        shown, for want of digits, and the policy may be unsafe or far from the best; the numbers are its own. This
+        takes more than 50 states, as a rule, and gamma within some 1e-6 of one or probabilities below 1e-8.
     reward : float
         Expected discounted reward of `policy`.
     utilities : ndarray, shape (I,)
@@ -114,12 +112,11 @@ def evaluate(cmdp: CMDP, policy: ArrayLike) -> Evaluation:
 
     Notes
     -----
-    The normalised state occupancy p solves p = (1-gamma) rho0 + gamma P_pi' p. An approximation whose
-    residual has 1-norm d is within d/(1-gamma) of it; d is brought to rounding, and never above 1e-13: a
-    failure to do so raises ``RuntimeError``. Sparse factors of random graphs fill in, so large models go to
-    GMRES. It starts from p = rho0, whose residual sums to zero, as do all later ones: the slowest direction,
-    of rate gamma, never enters, and what remains is the chain's mixing. Chains that mix slowly have sparse
-    factors as a rule, and go to a sparse LU.
+    Up to 1000 states each entry of the occupancy has a relative error of some 1e-14, whatever gamma is and
+    however small the transition probabilities are; the probability of staying in a state is taken to be what
+    those of leaving it leave to one. Beyond, the equations of the normalised occupancy, which sums to one, are
+    solved to a residual d in the 1-norm, and the occupancy is within d/(1-gamma): d is brought to rounding, and
+    never above 1e-13, since a failure to do so raises ``RuntimeError``.
 
     Examples
     --------
@@ -130,7 +127,7 @@ def evaluate(cmdp: CMDP, policy: ArrayLike) -> Evaluation:
     """
     pi = check.policy_array("policy", policy, cmdp.n_states, cmdp.n_actions)
     pi = pi / pi.sum(axis=1, keepdims=True)
-    occupancy = _state_occupancy(cmdp, pi)[:, None] * pi / (1 - cmdp.gamma)
+    occupancy = state_occupancy(cmdp, pi)[0][:, None] * pi / (1 - cmdp.gamma)
     return Evaluation(
         reward=float(np.vdot(occupancy, cmdp.r)),
         utilities=np.einsum("isa,sa->i", cmdp.u, occupancy),
@@ -154,8 +151,7 @@ def solve(cmdp: CMDP, kappa: float = 0.0, psi: float | None = None, mu: ArrayLik
     Returns
     -------
     Solution
-        The figures are those of the returned policy, evaluated exactly; it meets the constraints to about
-        1e-9/(1-gamma).
+        The figures are those of the returned policy, computed as `evaluate` does; look at its `status`.
 
     Examples
     --------
@@ -168,27 +164,22 @@ def solve(cmdp: CMDP, kappa: float = 0.0, psi: float | None = None, mu: ArrayLik
     'infeasible'
     """
     threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
-    where = _region(cmdp, psi, mu)
-    q = _best_occupancy(cmdp, threshold, where)
-    if q is None:
-        shape = (cmdp.n_states, cmdp.n_actions)
-        return Solution(
-            "infeasible",
-            np.nan,
-            np.full(cmdp.n_utilities, np.nan),
-            np.full(shape, np.nan),
-            np.full(shape, np.nan),
-        )
-    policy = policies.from_occupancy(q.reshape(cmdp.n_states, cmdp.n_actions))
-    value = evaluate(cmdp, policy)
-    return Solution("optimal", value.reward, value.utilities, value.occupancy, policy)
+    answer = certified.solve(programs.largest_reward(cmdp, threshold, _caps(cmdp, psi, mu)))
+    shape = (cmdp.n_states, cmdp.n_actions)
+    if answer is None:
+        nothing = np.full(shape, np.nan)
+        return Solution("infeasible", np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
+    value = evaluate(cmdp, answer.policy)
+    status = "optimal" if answer.certain else "inaccurate"
+    return Solution(status, value.reward, value.utilities, value.occupancy, answer.policy)
 
 
 def slater(cmdp: CMDP, psi: float | None = None, mu: ArrayLike | None = None) -> float:
     """Return the largest constant for which Slater's condition holds: (1-gamma) max over policies of min_i J^u_i.
 
     Negative if no policy is safe. With `psi` and `mu`, over the policies in Pi(psi), and -inf if there is
-    none.
+    none. To 1e-9, as a rule; ``RuntimeError`` if not even 1e-6 can be shown, which may happen where `solve` says
+    "inaccurate".
 
     Examples
     --------
@@ -199,7 +190,8 @@ def slater(cmdp: CMDP, psi: float | None = None, mu: ArrayLike | None = None) ->
     """
     if cmdp.n_utilities == 0:
         raise ValueError("cmdp has no utilities, so Slater's condition says nothing about it")
-    return programs.best_margin(cmdp, _region(cmdp, psi, mu))
+    answer = certified.solve(programs.largest_margin(cmdp, _caps(cmdp, psi, mu)))
+    return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
 
 
 def concentrability(cmdp: CMDP, mu: ArrayLike) -> float:
@@ -216,7 +208,7 @@ def concentrability(cmdp: CMDP, mu: ArrayLike) -> float:
     -----
     Optimal means: within 1e-9/(1-gamma) of the best reward. An action that costs less than that counts as a
     tie; otherwise C* is low by a relative error of about 1e-9 over the loss that straying from the optimum
-    causes.
+    causes. ``RuntimeError`` if it cannot be shown to 1e-3, which may happen where `solve` says "inaccurate".
 
     Examples
     --------
@@ -228,21 +220,23 @@ def concentrability(cmdp: CMDP, mu: ArrayLike) -> float:
     inf
     """
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
-    best = _best_occupancy(cmdp, 0.0, programs.region(cmdp))
+    best = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp)))
     if best is None:
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
-    reward = float(best @ cmdp.r.ravel()) - programs.TOLERANCE
+    reward = _shown(best, "the largest reward") - programs.TOLERANCE
     support = data.ravel() > 0
-    covered: Array | None = best
-    if best[~support].any():
-        covered = _best_occupancy(cmdp, 0.0, programs.region(cmdp, np.inf, data))
-    if covered is None or covered @ cmdp.r.ravel() < reward:
-        return np.inf
-    ratios = np.divide(covered, data.ravel(), where=support, out=np.zeros(data.size))
+    covered = best
+    if best.q[~support].any():
+        inside = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp, np.inf, data)))
+        if inside is None or _shown(inside, "the largest reward that the data covers") < reward:
+            return np.inf
+        covered = inside
+    ratios = np.divide(covered.q, data.ravel(), where=support, out=np.zeros(data.size))
     psi = max(1.0, float(ratios.max()))
     # The answer must be of order one in the program's own units, or HiGHS's absolute tolerance shows in it.
     for _ in range(50):
-        scale, psi = psi, max(1.0, programs.least_deviation(cmdp, reward, data, psi))
+        answer = certified.solve(programs.least_deviation(cmdp, reward, programs.region(cmdp, psi, data)))
+        scale, psi = psi, max(1.0, psi * -_shown(answer, "the concentrability", 1e-3))
         if 0.1 * scale <= psi <= 10 * scale:
             break
     return psi
@@ -283,61 +277,17 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
     return CMDP(P=moves, r=r, u=np.reshape(u, (-1, *r.shape)), gamma=gamma, rho0=rho0)
 
 
-def _state_occupancy(cmdp: CMDP, policy: Array) -> Array:
-    n_states, n_actions = policy.shape
-    pairs = np.arange(n_states * n_actions + 1)
-    mixing = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
-    inward = sp.csr_array((mixing @ cmdp.P).T) * cmdp.gamma
-    matrix = sp.csc_array(sp.eye_array(n_states) - inward)
-    inflow = (1 - cmdp.gamma) * cmdp.rho0
-
-    def refined(correction: Callable[[Array], Array]) -> Array | None:
-        """Correct rho0 until the residual no longer halves: by then it is rounding, or the method has failed."""
-        p, residual = cmdp.rho0, np.inf
-        for _ in range(10):
-            p = np.clip(p + correction(inflow - p + inward @ p), 0, None)
-            p = inflow + inward @ (p / p.sum())
-            previous, residual = residual, float(abs(inflow - p + inward @ p).sum())
-            if not residual <= previous / 2:
-                break
-        return p if residual <= RESIDUAL else None
-
-    def iterative(residual: Array) -> Array:
-        update, failed = scipy.sparse.linalg.gmres(matrix, residual, rtol=1e-9, restart=50, maxiter=4)
-        return np.full(n_states, np.nan) if failed else update
-
-    if n_states <= _DENSE_STATES:
-        factors = scipy.linalg.lu_factor(matrix.toarray())
-        p = refined(lambda residual: scipy.linalg.lu_solve(factors, residual))
-    else:
-        p = refined(iterative)
-        if p is None:
-            p = refined(scipy.sparse.linalg.splu(matrix).solve)
-    if p is None:
-        raise RuntimeError(f"the policy's occupancy could not be computed to a residual of {RESIDUAL}")
-    return p
-
-
-def _best_occupancy(cmdp: CMDP, threshold: float, where: programs.Region) -> Array | None:
-    """Return the normalised occupancy of largest reward with utilities >= threshold; None if there is none."""
-    q = programs.maximise_reward(cmdp, threshold, where)
-    if q is not None:
-        return q
-    margin = programs.best_margin(cmdp, where)
-    if margin < threshold - programs.TOLERANCE:
-        return None
-    # Feasible, yet HiGHS found no optimum: the constraints leave no room, and it needs as much as its own
-    # tolerance.
-    q = programs.maximise_reward(cmdp, min(threshold, margin) - programs.TOLERANCE, where)
-    if q is None:
-        raise RuntimeError("HiGHS could not solve a linear program that has a feasible point")
-    return q
-
-
-def _region(cmdp: CMDP, psi: float | None, mu: ArrayLike | None) -> programs.Region:
+def _caps(cmdp: CMDP, psi: float | None, mu: ArrayLike | None) -> Array:
     if (psi is None) != (mu is None):
         raise ValueError("psi and mu must be given together, or neither")
     if psi is None or mu is None:
         return programs.region(cmdp)
     shape = (cmdp.n_states, cmdp.n_actions)
     return programs.region(cmdp, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
+
+
+def _shown(answer: certified.Answer | None, what: str, within: float = 1e-6) -> float:
+    """Return the value of an answer, if that is shown to be the best within so much."""
+    if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
+        raise RuntimeError(f"{what} could not be shown to {within:g}, for want of digits")
+    return answer.value

@@ -117,7 +117,7 @@ def estimate_slater(
     policy = _careful_policy(model, first, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
     try:
-        estimate = programs.best_margin(whole, _region(whole, dataset, psi))
+        estimate = exact.slater(whole, psi, None if psi is None else _frequencies(dataset).reshape(whole.r.shape))
     except RuntimeError:
         estimate = math.nan
     return SlaterEstimate(
@@ -185,7 +185,7 @@ def _caps(dataset: Dataset, psi: float | None) -> Array:
     return np.ones(n_pairs) if psi is None else psi * _frequencies(dataset)
 
 
-def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region:
+def _region(model: CMDP, dataset: Dataset, psi: float | None) -> Array:
     return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
 
 
@@ -297,12 +297,7 @@ def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps
     gamma, (V, weights) = model.gamma, _prices(model, first, psi)
     bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
     gain = bound - np.repeat(V, second.n_actions)
-    order = np.argsort(-gain)
-    room = np.minimum(caps[order], 1.0)
-    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
-    if filled.sum() < 1 - 1e-9:
-        return -math.inf
-    return (1 - gamma) * float(model.rho0 @ V) + float(filled @ gain[order])
+    return (1 - gamma) * float(model.rho0 @ V) + programs.fill(gain, caps)
 
 
 def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:
