@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdl import __version__
 from dpdl.data.dataset import Dataset
@@ -22,8 +21,6 @@ from dpdl.models.cmdp import Evaluation
 from dpdl.result import Result
 from dpdl.running.learn import learn
 from dpdl.settings import Settings
-
-Array = NDArray[np.float64]
 
 #: The demo's choice: psi a little above C*, some conservatism.
 PSI, KAPPA, SLATER = 8.0, 0.1, 0.15

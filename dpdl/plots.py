@@ -9,14 +9,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
+from dpdl._validation import Array
 from dpdl.instances import GridWorld
 
 if TYPE_CHECKING:
     from dpdl.cli import Demo
-
-Array = NDArray[np.float64]
 
 FIRE, MUD, WALL, INK = "#d1495b", "#a68a64", "#3d405b", "#22223b"
 BLUES = LinearSegmentedColormap.from_list("visits", ["#f7fbff", "#9ecae1", "#2171b5"])

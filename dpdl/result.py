@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl import policy as policies
+from dpdl._validation import Array
 from dpdl.data.reference import Reference
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
-
-Array = NDArray[np.float64]
 
 
 class Status(IntEnum):

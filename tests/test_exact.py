@@ -11,6 +11,7 @@ from dpdl import exact, instances
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
 from dpdl.models import linear_programs as programs
+from dpdl.models import occupancy as occupancies
 from dpdl.models.cmdp import CMDP
 
 #: What the programs promise on the normalised scale, with room for a few roundings.
@@ -90,7 +91,7 @@ def test_evaluate_large_sparse_models(gamma):
     q = (1 - gamma) * cmdp.evaluate(policy).occupancy
     np.testing.assert_allclose(q.sum(axis=1)[:, None] * policy, q, rtol=1e-12, atol=1e-18)
     residual = (1 - gamma) * cmdp.rho0 + gamma * (cmdp.P.T @ q.ravel()) - q.sum(axis=1)
-    assert abs(residual).sum() <= exact.RESIDUAL
+    assert abs(residual).sum() <= occupancies.RESIDUAL
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
@@ -105,7 +106,8 @@ def test_evaluate_a_long_corridor(gamma):
 
 
 def test_an_occupancy_that_cannot_be_verified_is_an_error(monkeypatch):
-    monkeypatch.setattr(exact, "RESIDUAL", -1.0)
+    monkeypatch.setattr(occupancies, "ELIMINATION_STATES", 1)
+    monkeypatch.setattr(occupancies, "RESIDUAL", -1.0)
     with pytest.raises(RuntimeError, match="occupancy could not be computed"):
         clock(0, 0).evaluate([[1.0], [1.0]])
 
@@ -236,15 +238,6 @@ def test_many_states_take_the_interior_point_path(monkeypatch):
     by_interior_point = cmdp.solve()
     assert by_interior_point.reward == pytest.approx(by_simplex.reward, abs=1e-7)
     assert cmdp.solve(kappa=9.0).status == "infeasible"
-
-
-def test_a_failure_of_the_solver_is_not_taken_for_infeasibility(monkeypatch):
-    monkeypatch.setattr(programs, "maximise_reward", lambda *arguments: None)
-    with pytest.raises(RuntimeError, match="HiGHS could not solve"):
-        one_state([1.0, 0.0], [-1.0, 1.0]).solve()
-    monkeypatch.setattr(programs, "minimise", lambda *arguments, **named: None)
-    with pytest.raises(RuntimeError, match="largest worst utility, which always has a solution"):
-        one_state([1.0, 0.0], [-1.0, 1.0]).slater()
 
 
 # ---- Slater's constant ----

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from dpdl import exact, theory
 from dpdl.instances import garnet
 from dpdl.models.cmdp import CMDP
+from exact_oracle import hostile, optimum
 
 
 def one_state(r=(1.0, 0.0), u=((-1.0, 1.0),), gamma=0.5):
@@ -177,3 +178,23 @@ MU = [[0.5, 0.5]]
 def test_bad_arguments_are_refused_by_name(call, error, message):
     with pytest.raises(error, match=message):
         call(one_state())
+
+
+def test_the_saddle_value_of_a_hostile_model_is_right_or_refused():
+    """With even data and psi = S A every policy is in the class, so that j(psi) is the optimum."""
+    refused, n = [], 0
+    for seed in range(60):
+        cmdp = hostile(np.random.default_rng([8, seed]))
+        best, margin = optimum(cmdp)
+        if margin < 0.01:
+            continue
+        even, n = np.full(cmdp.r.shape, 1 / cmdp.r.size), n + 1
+        try:
+            value = exact.saddle_value(cmdp, even, even, float(cmdp.r.size), 0.0, float(margin))
+        except RuntimeError:
+            refused.append(1 - cmdp.gamma)
+        else:
+            assert (1 - cmdp.gamma) * value == pytest.approx(float(best), abs=2e-6)
+    print(f"{len(refused)} of {n} refused")
+    assert max(refused) < 1.1e-8
+    assert n - len(refused) > 20

@@ -56,7 +56,7 @@ class Learners:
         """The best policy of the observed model, or the least unsafe one if none seems safe."""
         model = exact.plug_in(log, hard.cmdp.gamma, hard.cmdp.rho0)
         found = model.solve()
-        if found.status == "optimal":
+        if found.status != "infeasible":
             return found.policy
         assert model.n_utilities == 1  # with more the least unsafe policy would be another program's
         return CMDP(model.P, model.u[0], model.u[:0], model.gamma, model.rho0).solve().policy

@@ -1,8 +1,8 @@
 """Theorem lower-bound-demo: on the hard family no learner loses less than the bound; and DPDL's loss keeps falling.
 
 The loss is L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, whose mean over random signs is at least the proof's
-bound at the proof's varpi (`dpdl.instances.hard_bounds` on means and maxima). Two learners must lie above it at every N. The
-module `hard` here says why that is only half of a test, and what the other half is: at varpi = 1/2 the loss of DPDL
+bound at the proof's varpi (`dpdl.instances.hard_bounds` on means and maxima). Two learners must lie above it for all N.
+The module `hard` here says why that is only half of a test, and what the other half is: at varpi = 1/2 the loss of DPDL
 must fall at least like N^(-0.4), where the upper bound has N^(-1/2).
 
 The family is that of the remark, with Slater's constant above 2/3; without the remark's action it is of the order of

@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import splu
 
 from dpdl import _validation as check
 from dpdl import policy as policies
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import chunks
 from dpdl.data.reference import Reference
@@ -40,8 +41,6 @@ from dpdl.models import exact
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from dpdl.settings import Resolved
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def estimate_slater(
     policy = _careful_policy(model, first, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
     try:
-        estimate = programs.best_margin(whole, _region(whole, dataset, psi))
+        estimate = exact.slater(whole, psi, None if psi is None else _frequencies(dataset).reshape(whole.r.shape))
     except RuntimeError:
         estimate = math.nan
     return SlaterEstimate(
@@ -222,7 +221,7 @@ def _caps(dataset: Dataset, psi: float | None) -> Array:
     return np.ones(n_pairs) if psi is None else psi * _frequencies(dataset)
 
 
-def _region(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Region:
+def _region(model: CMDP, dataset: Dataset, psi: float | None) -> Array:
     return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
 
 
@@ -334,12 +333,7 @@ def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps
     gamma, (V, weights) = model.gamma, _prices(model, first, psi)
     bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
     gain = bound - np.repeat(V, second.n_actions)
-    order = np.argsort(-gain)
-    room = np.minimum(caps[order], 1.0)
-    filled = np.diff(np.minimum(np.cumsum(room), 1.0), prepend=0.0)
-    if filled.sum() < 1 - 1e-9:
-        return -math.inf
-    return (1 - gamma) * float(model.rho0 @ V) + float(filled @ gain[order])
+    return (1 - gamma) * float(model.rho0 @ V) + programs.fill(gain, caps)
 
 
 def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:

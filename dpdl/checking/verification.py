@@ -15,15 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import chunks
 from dpdl.result import Result
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.instances.instance import Instance
 from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
 
 
 def garnet(

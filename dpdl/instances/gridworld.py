@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.instances.instance import Instance
 from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
 
 _MAP = (
     ".........",

@@ -27,8 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl import theory
-
-Array = NDArray[np.float64]
+from dpdl._validation import Array
 
 #: A list of sign vectors with more entries than this is a mistake in n rather than a wish.
 _MOST_SIGNS = 10**8

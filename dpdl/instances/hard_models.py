@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.instances.hard_bounds import visits
 from dpdl.instances.instance import Instance
 
-Array = NDArray[np.float64]
 Signs = NDArray[np.int64]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,4 +53,6 @@ class Instance:
             raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
         data = check.frozen(check.distribution("mu", mu, cmdp.r.shape))
         best = cmdp.solve()
+        if best.status == "inaccurate":
+            raise RuntimeError("the best policy of cmdp could not be found, for want of digits")
         return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

@@ -11,15 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from dpdl import theory
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.settings import Resolved
-
-Array = NDArray[np.float64]
 
 #: Sums are accepted above their bounds by this much, relatively: rounding, not slack.
 TOLERANCE = 1e-14

@@ -28,9 +28,8 @@ from scipy.linalg import eigh_tridiagonal
 from scipy.sparse.linalg import ArpackError, eigsh, splu
 from scipy.stats import chi2
 
+from dpdl._validation import Array
 from dpdl.mixing.chain import NARROW, half_bandwidth
-
-Array = NDArray[np.float64]
 
 #: Each sketch and each Lanczos run holds but for this probability over the Gaussian draws, whatever the chain.
 FAILURE = 1e-9

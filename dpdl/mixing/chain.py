@@ -12,8 +12,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill
 from scipy.sparse.linalg import splu
 
 from dpdl import _validation as check
-
-Array = NDArray[np.float64]
+from dpdl._validation import Array
 
 #: Up to this many states dense powers of the kernel are cheap.
 EXACT_STATES = 1000

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import chunks
 from dpdl.mixing.chain import EXACT_STATES, mixing_time_dense, stationary_of
 
-Array = NDArray[np.float64]
 _THRESHOLD = 0.25
 _PAIRWISE_STATES = 200
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.mixing import bounds
 from dpdl.mixing.bounds import MixingTime
 from dpdl.mixing.chain import (
@@ -24,9 +25,6 @@ from dpdl.mixing.chain import (
     stationary_of,
 )
 from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
-
 
 #: E(t) is known to some 1e-13 for a thousand states.
 SMALLEST_THRESHOLD = 1e-9

@@ -1,7 +1,6 @@
 """A tabular constrained Markov decision process whose model is known.
 
-    maximise J(pi) = E sum_t gamma^t r(s_t, a_t)    subject to    J^u_i(pi) = E sum_t gamma^t u_i(s_t, a_t) >=
-    0
+    maximise J(pi) = E sum_t gamma^t r(s_t, a_t)    subject to    J^u_i(pi) = E sum_t gamma^t u_i(s_t, a_t) >= 0
 
 with s_0 ~ rho0, s_{t+1} ~ P(. | s_t, a_t), and rewards and utilities in [-1, 1]. Transitions are kept as a
 sparse matrix with one row per pair (s, a), at row s A + a. The mathematics of the methods is in `dpdl.exact`.
@@ -9,24 +8,22 @@ sparse matrix with one row per pair (s, a), at row s A + a. The mathematics of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _core
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.models import exact
-from dpdl.models.exact import Evaluation, Solution
+from dpdl.models import answers
+from dpdl.models.answers import Evaluation, Solution
+from dpdl.models.model import Model
 
-Array = NDArray[np.float64]
 
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class CMDP:
+class CMDP(Model):
     """A constrained MDP with S states, A actions and I utilities; immutable.
 
     Parameters
@@ -55,73 +52,6 @@ class CMDP:
     (5.0, 10.0)
     """
 
-    r: Array
-    u: Array
-    gamma: float
-    rho0: Array
-    _entries: tuple[Array, NDArray[Any], NDArray[Any]]  # data, indices and indptr of P
-
-    def __init__(self, P: Any, r: ArrayLike, u: ArrayLike, gamma: float, rho0: ArrayLike) -> None:
-        matrix, totals = _transitions(P)
-        matrix.data /= np.repeat(totals, np.diff(matrix.indptr))
-        initial = check.distribution("rho0", rho0, (matrix.shape[1],))
-        self._fill(matrix, r, u, gamma, initial / initial.sum())
-
-    def _fill(self, matrix: sp.csr_array, r: ArrayLike, u: ArrayLike, gamma: float, rho0: Array) -> None:
-        shape = (matrix.shape[1], matrix.shape[0] // matrix.shape[1])
-        fields = {
-            "r": check.frozen(check.numbers_array("r", r, shape=shape, at_least=-1, at_most=1)),
-            "u": check.frozen(check.numbers_array("u", u, shape=(None, *shape), at_least=-1, at_most=1)),
-            "rho0": check.frozen(rho0),
-            "gamma": check.real("gamma", gamma, above=0, below=1),
-            "_entries": tuple(map(check.frozen, (matrix.data, matrix.indices, matrix.indptr))),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __copy__(self) -> CMDP:
-        """Return the model itself, which nobody can change."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> CMDP:
-        """Return the model itself, which nobody can change."""
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("P", "r", "u", "gamma", "rho0")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Check what was unpickled as the constructor does, but scale nothing again: it is the same to the last bit."""
-        matrix, _ = _transitions(state["P"])
-        initial = check.distribution("rho0", state["rho0"], (matrix.shape[1],))
-        self._fill(matrix, state["r"], state["u"], state["gamma"], initial)
-
-    @property
-    def P(self) -> sp.csr_array:
-        """Transition probabilities, shape (S*A, S); each time a new object, so that nothing can be assigned to it."""
-        matrix = sp.csr_array(self._entries, shape=(self.r.size, self.n_states))
-        matrix.has_canonical_format = True
-        return matrix
-
-    def __repr__(self) -> str:
-        sizes = f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}"
-        return f"CMDP({sizes}, gamma={self.gamma:g})"
-
-    @property
-    def n_states(self) -> int:
-        """Number of states S."""
-        return self.r.shape[0]
-
-    @property
-    def n_actions(self) -> int:
-        """Number of actions A."""
-        return self.r.shape[1]
-
-    @property
-    def n_utilities(self) -> int:
-        """Number of utilities I."""
-        return self.u.shape[0]
-
     def evaluate(self, policy: ArrayLike) -> Evaluation:
         """Return the exact reward, utilities and occupancy of an (S, A) policy; see `dpdl.exact.evaluate`.
 
@@ -131,7 +61,7 @@ class CMDP:
         >>> machine.evaluate([[0.5, 0.5]]).reward
         1.0
         """
-        return exact.evaluate(self, policy)
+        return answers.evaluate(self, policy)
 
     def solve(self, kappa: float = 0.0, psi: float | None = None, mu: ArrayLike | None = None) -> Solution:
         """Return the best policy with every J^u_i >= kappa, inside Pi(psi) if asked; see `dpdl.exact.solve`.
@@ -142,7 +72,7 @@ class CMDP:
         >>> machine.solve(kappa=1.0).policy.round(6).tolist()
         [[0.25, 0.75]]
         """
-        return exact.solve(self, kappa, psi, mu)
+        return answers.solve(self, kappa, psi, mu)
 
     def unconstrained(self) -> CMDP:
         """Return the same problem without its utilities.
@@ -164,7 +94,7 @@ class CMDP:
         >>> round(machine.slater(), 6)
         0.5
         """
-        return exact.slater(self, psi, mu)
+        return answers.slater(self, psi, mu)
 
     def concentrability(self, mu: ArrayLike) -> float:
         """Return C*, how far data distributed as `mu` is from an optimal policy; see `dpdl.exact.concentrability`.
@@ -175,7 +105,7 @@ class CMDP:
         >>> round(machine.concentrability([[0.125, 0.875]]), 6)
         4.0
         """
-        return exact.concentrability(self, mu)
+        return answers.concentrability(self, mu)
 
     def sample(self, n: int, mu: ArrayLike, rng: Any = None) -> Dataset:
         """Draw independent transitions: (s, a) ~ mu, then s' ~ P(. | s, a), with exact rewards and utilities.
@@ -224,8 +154,6 @@ class CMDP:
         >>> clock.rollout(4, [[1.0], [1.0]], rng=0).s.tolist()
         [0, 1, 0, 1]
         """
-        from dpdl import _core
-
         n = check.whole("n", n, at_least=1)
         probabilities = check.policy_array("policy", policy, self.n_states, self.n_actions)
         rng = check.generator(rng)
@@ -278,35 +206,6 @@ class CMDP:
     def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
         sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
         return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
-
-
-def _transitions(P: Any) -> tuple[sp.csr_array, Array]:
-    """Check transition probabilities, and return them as an (S*A, S) sparse array with the sums of its rows."""
-    if sp.issparse(P):
-        if P.ndim != 2 or 0 in P.shape or P.shape[0] % P.shape[1]:
-            raise ValueError(f"P must have shape (S*A, S), got {P.shape}")
-        matrix = check.sparse_array("P", P)
-        n_states = P.shape[1]
-    else:
-        array = check.numbers_array("P", P, shape=(None, None, None), copy=False)
-        n_states = array.shape[0]
-        if array.shape[2] != n_states or array.size == 0:
-            raise ValueError(f"P must have shape (S, A, S), got {array.shape}")
-        matrix = sp.csr_array(array.reshape(-1, n_states))
-    n_actions = matrix.shape[0] // n_states
-    wrong = np.flatnonzero(~(np.isfinite(matrix.data) & (matrix.data >= 0)))
-    if wrong.size:
-        pair = int(np.searchsorted(matrix.indptr, wrong[0], side="right")) - 1
-        s, a = divmod(pair, n_actions)
-        value = float(matrix.data[wrong[0]])
-        raise ValueError(f"P[{s}, {a}, {matrix.indices[wrong[0]]}] = {value!r} must be finite and >= 0")
-    matrix.eliminate_zeros()
-    totals = np.asarray(matrix.sum(axis=1))
-    wrong = np.flatnonzero(abs(totals - 1) > check.SUM_TOLERANCE)
-    if wrong.size:
-        s, a = divmod(int(wrong[0]), n_actions)
-        raise ValueError(f"P[{s}, {a}] must sum to 1, got {totals[wrong[0]]:.12g}")
-    return matrix, totals
 
 
 def _cumulative(probabilities: Array) -> Array:

@@ -1,133 +1,209 @@
 """Linear programs over the occupancies of a known CMDP.
 
-Everything here is on the normalised scale: ``q = (1 - gamma) nu`` is a distribution over pairs, rewards and
-utilities are averages in [-1, 1], and a tolerance means the same thing whatever the discount. An occupancy is
-a ``q >= 0`` with
+Everything here is on the normalised scale: ``q = (1 - gamma) nu`` is a distribution over pairs, rewards and utilities
+are averages in [-1, 1], and a tolerance means the same thing whatever the discount. An occupancy is a ``q >= 0`` with
 
     A' q = (1 - gamma) rho0,        A[(s, a), s'] = 1[s = s'] - gamma P(s' | s, a).
 
-The unknowns that HiGHS sees are ``y`` with ``q = scale * y`` and ``scale = min(1, psi mu)``. Then D(psi)
-reads ``y <= 1`` and ``sum share y <= N`` with ``share = scale / (psi mu) <= 1``, so that no coefficient grows
-with 1/mu; more generally D(t psi) is ``share y <= t`` and ``sum share y <= N t``. Without D(psi), scale is 1
-and share is 0.
+These equations imply ``sum q = 1``. With gamma close to one their right-hand sides vanish in HiGHS's tolerance, so
+``sum q = 1`` takes the place of one of them; and HiGHS drops coefficients below 1e-9, so each row is divided by its
+largest one. The deviation region D(psi) is ``q <= caps`` and ``sum q/caps <= N`` with ``caps = psi mu``; the unknowns
+that HiGHS sees are multiples of min(1, caps), so that no coefficient grows with 1/mu.
 
-An occupancy LP that cannot be satisfied is often reported as a numerical failure. Feasibility is therefore
-decided by programs that always have a solution: the least flow residual, then the largest worst utility.
+What HiGHS returns is a proposal. `dpdl.models.certified` judges it by `Program.value`, `excess` and `bound`, which are
+computed from the model itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dpdl import theory
+from dpdl._validation import Array
 from dpdl.models.highs import linprog
-
-if TYPE_CHECKING:
-    from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
+from dpdl.models.model import Model
+from dpdl.models.occupancy import moves
 
 #: Feasibility and optimality on the normalised scale; ten times what is asked of HiGHS.
 TOLERANCE = 1e-9
-#: HiGHS drops matrix entries below this, so a pair whose cap is smaller is left out: it could hold no more
-#: than that.
+#: HiGHS drops matrix entries below this, so a pair whose cap is smaller is left out: it could hold no more than that.
 SMALLEST_CAP = 1e-9
 #: With more flow rows than this the interior-point method (with crossover) is quicker than the simplex method.
 _SIMPLEX_ROWS = 500
-_OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
 @dataclass(frozen=True)
-class Region:
-    """The pairs that an occupancy may use and the scaling of their unknowns (see the module's docstring)."""
+class Program:
+    """Maximise gain.q + gain_t t over occupancies q <= caps and 0 <= t <= most with rows.q + rows_t t <= limits.
 
-    pairs: NDArray[np.intp]
-    scale: Array
-    share: Array
-    n_pairs: int
+    Rows and caps count as kept if they are exceeded by no more than `TOLERANCE`.
+    """
 
-    @property
-    def upper(self) -> Array:
-        """Bounds of the unknowns; none where there is no cap, since the flow keeps q below one."""
-        return np.where(self.share > 0, 1.0, np.inf)
+    cmdp: Model
+    caps: Array
+    gain: Array
+    rows: sp.csr_array
+    limits: Array
+    gain_t: float
+    rows_t: Array
+    most: float
 
-    def occupancy(self, y: Array) -> Array:
-        """Return q over all pairs; solvers leave bounds by their tolerance, occupancies must not."""
-        q = np.zeros(self.n_pairs)
-        q[self.pairs] = self.scale * np.clip(y, 0, None)
-        return q
+    def relaxed(self, by: float) -> Program:
+        """Return the program whose rows and caps give by so much."""
+        return replace(self, limits=self.limits + by, caps=np.where(self.caps > 0, self.caps + by, 0.0))
+
+    def best_t(self, q: Array) -> float:
+        """Return the best t beside q."""
+        room = self.limits - self.rows @ q
+        if self.gain_t > 0:
+            upper = self.rows_t > 0
+            return float(np.min(room[upper] / self.rows_t[upper], initial=self.most))
+        lower = self.rows_t < 0
+        return float(np.max(room[lower] / self.rows_t[lower], initial=0.0))
+
+    def value(self, q: Array) -> float:
+        """Return what q is worth with its best t."""
+        return float(self.gain @ q) + self.gain_t * self.best_t(q)
+
+    def excess(self, q: Array) -> float:
+        """Return by how much q exceeds the row or the cap that it exceeds most; zero if none."""
+        over = self.rows @ q + self.rows_t * self.best_t(q) - self.limits
+        return max(float(over.max(initial=0.0)), float((q - self.caps).max()))
+
+    def bound(self, V: Array, w: Array) -> float:
+        """Return what no feasible q and t are worth more than, for any V and any w >= 0; allows for rounding.
+
+        With the equations of an occupancy and the rows, gain.q + gain_t t is at most
+
+            (1-gamma) rho0.V + limits.w + (gain - A V - rows'w).q + (gain_t - rows_t.w) t.
+        """
+        V = V - V.mean()
+        left = fill(self.gain - value_drop(self.cmdp, V) - self.rows.T @ w, self.caps)
+        left += self.most * max(0.0, self.gain_t - float(self.rows_t @ w))
+        size = 2 + 2 * float(np.ptp(V)) + float(abs(self.limits) @ w) + float((abs(self.rows).T @ w).max())
+        return float(inflow(self.cmdp) @ V + self.limits @ w) + left + 16 * np.finfo(float).eps * size
 
 
-def region(cmdp: CMDP, psi: float | None = None, mu: Array | None = None) -> Region:
-    """Return D(psi) around mu; all pairs without `mu`, and the support of `mu` when psi is infinite."""
-    n_pairs = cmdp.n_states * cmdp.n_actions
+def fill(gain: Array, caps: Array) -> float:
+    """Return the largest gain.q over the distributions q <= caps, a knapsack; -inf if there is none."""
+    order = np.argsort(-gain)
+    filled = np.diff(np.minimum(np.cumsum(np.minimum(caps[order], 1.0)), 1.0), prepend=0.0)
+    return float(filled @ gain[order]) if filled.sum() >= 1 - TOLERANCE else -np.inf
+
+
+def value_drop(cmdp: Model, V: Array) -> Array:
+    """Return A V, computed from differences of V."""
+    away, own = sp.coo_array(moves(cmdp)), np.repeat(V, cmdp.n_actions)
+    change = np.bincount(away.row, weights=away.data * (own[away.row] - V[away.col]), minlength=len(own))
+    return (1 - cmdp.gamma) * own + change
+
+
+# ---- The programs ----
+
+
+def region(cmdp: Model, psi: float | None = None, mu: Array | None = None) -> Array:
+    """Return the caps of D(psi) around mu: infinite without `mu`, and on its support when psi is infinite."""
     if mu is None or psi is None:
-        return Region(np.arange(n_pairs), np.ones(n_pairs), np.zeros(n_pairs), n_pairs)
-    caps = np.multiply(psi, mu.ravel(), where=mu.ravel() > 0, out=np.zeros(n_pairs))
-    pairs = np.flatnonzero(caps >= SMALLEST_CAP)
+        return np.full(cmdp.r.size, np.inf)
+    caps = np.multiply(psi, mu.ravel(), where=mu.ravel() > 0, out=np.zeros(mu.size))
+    return np.where(caps >= SMALLEST_CAP, caps, 0.0)
+
+
+def largest_reward(cmdp: Model, threshold: float, caps: Array) -> Program:
+    """Return the program of the largest reward with utilities of at least `threshold`."""
+    limit = -np.clip(threshold, -2, 2)  # utilities are averages in [-1, 1], and HiGHS takes 1e20 for infinity
+    rows, limits = _stacked((-_utilities(cmdp), limit), _share(cmdp, caps))
+    return Program(cmdp, caps, cmdp.r.ravel(), rows, limits, 0.0, np.zeros(len(limits)), 0.0)
+
+
+def largest_margin(cmdp: Model, caps: Array) -> Program:
+    """Return the program of the largest worst utility; t is that utility plus one."""
+    rows, limits = _stacked((-_utilities(cmdp), 1.0), _share(cmdp, caps))
+    rows_t = np.repeat([1.0, 0.0], [cmdp.n_utilities, len(limits) - cmdp.n_utilities])
+    return Program(cmdp, caps, np.zeros(len(caps)), rows, limits, 1.0, rows_t, 2.0)
+
+
+def least_deviation(cmdp: Model, reward: float, caps: Array) -> Program:
+    """Return the program of the least t <= 10 such that D(t psi) holds a safe occupancy of that reward."""
+    share, limit = _share(cmdp, caps)
+    ratios = sp.diags_array(_inverse(caps), format="csr")[np.flatnonzero(caps)]
+    rows, limits = _stacked((-_utilities(cmdp), 0.0), (-cmdp.r.reshape(1, -1), -reward), (ratios, 0.0), (share, 0.0))
+    rows_t = np.repeat([0.0, -1.0, -limit], [cmdp.n_utilities + 1, len(limits) - cmdp.n_utilities - 2, 1])
+    return Program(cmdp, 10 * caps, np.zeros(len(caps)), rows, limits, -1.0, rows_t, 10.0)
+
+
+def least_excess(program: Program) -> Program:
+    """Return the program of the least t by which rows and caps have to give; it always has a solution."""
+    capped = np.flatnonzero(program.caps < 1)
+    ones = sp.eye_array(len(program.caps), format="csr")[capped]
+    loosest = program.limits - np.minimum(0.0, program.most * program.rows_t)
+    rows, limits = _stacked((program.rows, loosest), (ones, program.caps[capped]))
+    most = float(abs(rows).max() + abs(limits).max()) if len(limits) else 0.0
+    free, nothing = np.full(len(program.caps), np.inf), np.zeros(len(program.caps))
+    return Program(program.cmdp, free, nothing, rows, limits, -1.0, -np.ones(len(limits)), most)
+
+
+def _stacked(*blocks: tuple[Any, Any]) -> tuple[sp.csr_array, Array]:
+    matrices = [sp.csr_array(rows) for rows, _ in blocks]
+    limits = [np.broadcast_to(limit, rows.shape[:1]) for rows, (_, limit) in zip(matrices, blocks, strict=True)]
+    return sp.csr_array(sp.vstack(matrices)), np.concatenate(limits)
+
+
+def _utilities(cmdp: Model) -> Array:
+    return cmdp.u.reshape(cmdp.n_utilities, cmdp.r.size)
+
+
+def _inverse(caps: Array) -> Array:
+    return np.divide(1, caps, where=caps > 0, out=np.zeros(len(caps)))
+
+
+def _share(cmdp: Model, caps: Array) -> tuple[Array, float]:
+    """Return the row and the limit of sum q/caps <= N, divided so that moving each q by d moves the row by d."""
+    inverse = _inverse(caps)
+    total = inverse.sum()
+    return (inverse[None] / total, sparsity(cmdp) / total) if total > 0 else (np.empty((0, len(caps))), 0.0)
+
+
+def sparsity(cmdp: Model) -> int:
+    """Return calligraphic N of a model."""
+    return theory.sparsity(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities)
+
+
+# ---- What HiGHS makes of them ----
+
+
+class Proposal(NamedTuple):
+    """An occupancy, and the multipliers for `Program.bound`."""
+
+    q: Array
+    V: Array
+    w: Array
+
+
+def propose(program: Program) -> Proposal | None:
+    """Ask HiGHS for an optimum; None if it reports none."""
+    cmdp, caps = program.cmdp, program.caps
+    pairs = np.flatnonzero(caps)
     scale = np.minimum(1, caps[pairs])
-    return Region(pairs, scale, scale / caps[pairs], n_pairs)
-
-
-def flow_matrix(cmdp: CMDP) -> sp.csc_array:
-    """Return A' as an (S, S A) sparse matrix: what flows out of each state less what flows in."""
-    outflow = sp.kron(sp.eye_array(cmdp.n_states), np.ones((1, cmdp.n_actions)))
-    return sp.csc_array(outflow - cmdp.gamma * cmdp.P.T)
-
-
-def maximise_reward(cmdp: CMDP, threshold: float, where: Region) -> Array | None:
-    """Return the q of largest reward whose utilities are at least `threshold`; None if HiGHS finds no optimum."""
-    utility = _utilities(cmdp, where)
-    y = minimise(
-        -cmdp.r.ravel()[where.pairs] * where.scale,
-        equal=(_flow(cmdp, where), inflow(cmdp)),
-        at_most=([-utility, where.share[None]], [-np.full(len(utility), threshold), [sparsity(cmdp)]]),
-        upper=where.upper,
+    balance = _Balance.of(cmdp, pairs, scale)
+    G, size = _equilibrated(sp.hstack([program.rows[:, pairs] * scale[None], program.rows_t[:, None]]))
+    found = optimum(
+        -np.append(program.gain[pairs] * scale, program.gain_t),
+        equal=(sp.hstack([balance.E, sp.csc_array((cmdp.n_states, 1))]), balance.b),
+        at_most=([G], [program.limits / size]),
+        upper=np.append(np.where(caps[pairs] < 1, 1.0, np.inf), program.most),
     )
-    return None if y is None else where.occupancy(y)
-
-
-def flow_residual(cmdp: CMDP, where: Region) -> float:
-    """Return the least 1-norm of A' q - (1 - gamma) rho0 in the region: zero exactly if it holds an occupancy."""
-    n, n_states = len(where.pairs), cmdp.n_states
-    identity = sp.eye_array(n_states)
-    solution = minimise(
-        np.concatenate([np.zeros(n), np.ones(2 * n_states)]),
-        equal=(sp.hstack([_flow(cmdp, where), identity, -identity]), inflow(cmdp)),
-        at_most=([np.concatenate([where.share, np.zeros(2 * n_states)])[None]], [[sparsity(cmdp)]]),
-        upper=np.append(where.upper, np.full(2 * n_states, np.inf)),
-    )
-    return float(solved(solution, "least flow residual")[n:].sum())
-
-
-def best_margin(cmdp: CMDP, where: Region) -> float:
-    """Return the largest worst utility of an occupancy in the region; -inf if it holds none."""
-    restricted = len(where.pairs) < where.n_pairs or where.share.any()
-    if restricted and flow_residual(cmdp, where) > TOLERANCE:
-        return -np.inf
-    if cmdp.n_utilities == 0:
-        return np.inf
-    n, utility = len(where.pairs), _utilities(cmdp, where)
-    solution = minimise(
-        np.append(np.zeros(n), -1.0),  # the last unknown is the worst utility plus one
-        equal=(sp.hstack([_flow(cmdp, where), sp.csc_array((cmdp.n_states, 1))]), inflow(cmdp)),
-        at_most=(
-            [np.hstack([-utility, np.ones((len(utility), 1))]), np.append(where.share, 0.0)[None]],
-            [np.ones(len(utility)), [sparsity(cmdp)]],
-        ),
-        upper=np.append(where.upper, np.inf),
-    )
-    if solution is None and restricted:
-        # The region holds an occupancy only within TOLERANCE, and HiGHS asks for a tenth of that: let the flow give.
-        q = penalised_margin(cmdp, where, 1e4 / (1 - cmdp.gamma)).q
-        return float((cmdp.u.reshape(len(utility), -1) @ q).min())
-    return float(solved(solution, "largest worst utility")[-1]) - 1
+    if found is None:
+        return None
+    q = _occupancy(found.y[:-1], pairs, scale, caps)
+    return Proposal(q, balance.values(found.V), np.maximum(found.w, 0) / size)
 
 
 class Margin(NamedTuple):
@@ -138,52 +214,80 @@ class Margin(NamedTuple):
     weights: Array
 
 
-def penalised_margin(cmdp: CMDP, where: Region, radius: float) -> Margin:
-    """Maximise the worst utility less `radius` times the 1-norm of the flow's residual; always has a solution.
+def penalised_margin(cmdp: Model, caps: Array, radius: float) -> Margin:
+    """Maximise the worst utility less penalties for not being an occupancy; always has a solution.
 
-    The penalty keeps |V| <= radius in the dual program, so that V stays a plausible value function even where the
-    region holds no occupancy.
+    The penalties are `radius` on the residual of a flow and (1-gamma) radius on that of sum q = 1. They keep V within
+    `radius` in the dual program, so that it stays a plausible value function even where the region holds no occupancy.
     """
-    n, n_states, utility = len(where.pairs), cmdp.n_states, _utilities(cmdp, where)
-    identity = sp.eye_array(n_states)
-    rest = np.zeros(2 * n_states + 1)  # outflow and inflow out of nowhere, and the worst utility plus one
-    solution = optimum(
-        np.concatenate([np.zeros(n), np.full(2 * n_states, radius), [-1.0]]),
-        equal=(sp.hstack([_flow(cmdp, where), identity, -identity, sp.csc_array((n_states, 1))]), inflow(cmdp)),
-        at_most=(
-            [
-                np.hstack([-utility, np.zeros((len(utility), 2 * n_states)), np.ones((len(utility), 1))]),
-                np.append(where.share, rest)[None],
-            ],
-            [np.ones(len(utility)), [sparsity(cmdp)]],
-        ),
-        upper=np.append(where.upper, np.full(2 * n_states + 1, np.inf)),
+    program, pairs, n = largest_margin(cmdp, caps), np.flatnonzero(caps), cmdp.n_states
+    scale = np.minimum(1, caps[pairs])
+    balance, slack = _Balance.of(cmdp, pairs, scale), sp.eye_array(n)
+    penalty = radius * np.append(balance.size, 1 - cmdp.gamma)
+    rows = sp.hstack([program.rows[:, pairs] * scale[None], sp.csc_array((len(program.limits), 2 * n))])
+    found = optimum(
+        np.concatenate([np.zeros(len(pairs)), penalty, penalty, [-1.0]]),
+        equal=(sp.hstack([balance.E, slack, -slack, sp.csc_array((n, 1))]), balance.b),
+        at_most=([sp.hstack([rows, program.rows_t[:, None]])], [program.limits]),
+        upper=np.concatenate([np.where(caps[pairs] < 1, 1.0, np.inf), np.full(2 * n + 1, np.inf)]),
     )
-    if solution is None:
+    if found is None:
         raise RuntimeError("HiGHS could not solve the linear program of the penalised margin, which has a solution")
-    weights = np.maximum(solution.w[: len(utility)], 0)
-    return Margin(where.occupancy(solution.y[:n]), -solution.V, weights / weights.sum())
+    weights = np.maximum(found.w[: cmdp.n_utilities], 0)
+    q = _occupancy(found.y[: len(pairs)], pairs, scale, caps)
+    return Margin(q, balance.values(found.V), weights / weights.sum())
 
 
-def least_deviation(cmdp: CMDP, reward: float, mu: Array, psi: float) -> float:
-    """Return the least psi whose D(psi) holds a safe occupancy of at least that reward; `psi` only sets the scale."""
-    where = region(cmdp, psi, mu)
-    n, n_states, utility = len(where.pairs), cmdp.n_states, _utilities(cmdp, where)
-    objective = cmdp.r.ravel()[where.pairs] * where.scale
-    solution = minimise(
-        np.append(np.zeros(n), 1.0),
-        equal=(sp.hstack([_flow(cmdp, where), sp.csc_array((n_states, 1))]), inflow(cmdp)),
-        at_most=(
-            [
-                np.hstack([-np.vstack([utility, objective]), np.zeros((len(utility) + 1, 1))]),
-                sp.hstack([sp.diags_array(where.share), -np.ones((n, 1))]),
-                np.append(where.share, -sparsity(cmdp))[None],
-            ],
-            [np.zeros(len(utility)), [-reward], np.zeros(n + 1)],
-        ),
-        upper=np.full(n + 1, np.inf),
-    )
-    return psi * float(solved(solution, "least deviation")[-1])
+def flow_matrix(cmdp: Model) -> sp.csc_array:
+    """Return A' as an (S, S A) sparse matrix: what flows out of each state less what flows in."""
+    away, pairs = moves(cmdp), np.arange(cmdp.r.size)
+    leaving = (1 - cmdp.gamma) + np.asarray(away.sum(axis=1)).ravel()
+    outflow = sp.csc_array((leaving, (pairs // cmdp.n_actions, pairs)), shape=away.shape[::-1])
+    return sp.csc_array(outflow - away.T)
+
+
+def inflow(cmdp: Model) -> Array:
+    """Return (1 - gamma) rho0, what enters each state from outside."""
+    return (1 - cmdp.gamma) * cmdp.rho0
+
+
+class _Balance(NamedTuple):
+    """The equations E y = b of an occupancy q = scale y: flows, each divided by its size, and sum q = 1."""
+
+    E: sp.csr_array
+    b: Array
+    size: Array
+    others: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, cmdp: Model, pairs: NDArray[np.intp], scale: Array) -> _Balance:
+        others = np.arange(cmdp.n_states) != np.argmax(cmdp.rho0)  # that flow follows from the rest
+        flow, size = _equilibrated(flow_matrix(cmdp)[others][:, pairs] * scale[None])
+        E = sp.csr_array(sp.vstack([flow, scale[None]]))
+        return cls(E, np.append(inflow(cmdp)[others] / size, 1.0), size, others)
+
+    def values(self, multipliers: Array) -> Array:
+        """Return V, zero in the state whose flow is left out: it matters up to a constant only."""
+        V = np.zeros(len(self.others))
+        V[self.others] = -multipliers[:-1] / self.size
+        return V
+
+
+def _equilibrated(rows: Any) -> tuple[sp.csr_array, Array]:
+    """Divide each row by its largest absolute entry, and return those; one for a row of zeros."""
+    matrix = sp.csr_array(rows)
+    row, size = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)), np.zeros(matrix.shape[0])
+    np.maximum.at(size, row, abs(matrix.data))
+    size[size == 0] = 1.0
+    matrix.data = matrix.data / size[row]
+    return matrix, size
+
+
+def _occupancy(y: Array, pairs: NDArray[np.intp], scale: Array, caps: Array) -> Array:
+    """Return q over all pairs; solvers leave bounds by their tolerance, occupancies must not."""
+    q = np.zeros(len(caps))
+    q[pairs] = scale * np.clip(y, 0, None)
+    return q
 
 
 class Optimum(NamedTuple):
@@ -194,18 +298,10 @@ class Optimum(NamedTuple):
     w: Array
 
 
-def minimise(
-    cost: Array, *, equal: tuple[Any, Array], at_most: tuple[Sequence[Any], Sequence[Any]], upper: Array
-) -> Array | None:
-    """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h; None unless HiGHS reports an optimum."""
-    found = optimum(cost, equal=equal, at_most=at_most, upper=upper)
-    return None if found is None else found.y
-
-
 def optimum(
     cost: Array, *, equal: tuple[Any, Array], at_most: tuple[Sequence[Any], Sequence[Any]], upper: Array
 ) -> Optimum | None:
-    """Solve the program of `minimise` with its multipliers.
+    """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h; None unless HiGHS reports an optimum.
 
     `equal` is (E, b); `at_most` holds blocks of the rows of G and of h. The dual program comes first,
 
@@ -226,34 +322,12 @@ def optimum(
         b_ub=cost,
         bounds=np.column_stack([signs, np.full(len(signs), np.inf)]),
         method=method,
-        options=_OPTIONS,
+        options=OPTIONS,
     )
     if dual.status == 0:
         return Optimum(np.maximum(-dual.ineqlin.marginals, 0), dual.x[: len(b)], dual.x[len(b) : len(b) + len(h)])
     bounds = np.column_stack([np.zeros(len(cost)), upper])
-    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=method, options=_OPTIONS)
+    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=method, options=OPTIONS)
     if primal.status != 0:
         return None
     return Optimum(np.asarray(primal.x), primal.eqlin.marginals, -primal.ineqlin.marginals)
-
-
-def solved(solution: Array | None, what: str) -> Array:
-    if solution is None:
-        raise RuntimeError(f"HiGHS could not solve the linear program of the {what}, which always has a solution")
-    return solution
-
-
-def _flow(cmdp: CMDP, where: Region) -> sp.csc_array:
-    return sp.csc_array(flow_matrix(cmdp)[:, where.pairs] * where.scale[None])
-
-
-def inflow(cmdp: CMDP) -> Array:
-    return (1 - cmdp.gamma) * cmdp.rho0
-
-
-def _utilities(cmdp: CMDP, where: Region) -> Array:
-    return cmdp.u.reshape(cmdp.n_utilities, cmdp.r.size)[:, where.pairs] * where.scale
-
-
-def sparsity(cmdp: CMDP) -> int:
-    return theory.sparsity(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities)

@@ -14,30 +14,28 @@ The gap of x is the largest J_kappa over the feasible set X less J_kappa(x).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
+from dpdl._validation import Array
 from dpdl.models import linear_programs as programs
+from dpdl.models.model import Model
 
-if TYPE_CHECKING:
-    from dpdl.models.cmdp import CMDP
-
-Array = NDArray[np.float64]
+#: What the saddle value is known to, on the normalised scale.
+_ACCURACY = 1e-6
 
 
 def lagrangian_gradient(
-    cmdp: CMDP, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
+    cmdp: Model, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
 ) -> tuple[Array, Array, Array]:
     """Return the gradients of L_w(V, lam, x) in V (S,), lam (I,) and x (S, A): the means of the stochastic ones.
 
     Examples
     --------
-    >>> from dpdl.models.cmdp import CMDP
+    >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
     >>> mu = [[0.5, 0.5]]
     >>> g_V, g_lam, g_x = lagrangian_gradient(one_state, [1.0], [2.0], [[0.5, 1.5]], mu, mu, kappa=0.0)
@@ -51,12 +49,12 @@ def lagrangian_gradient(
     advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
     advantage += np.einsum("i,isa->sa", multiplier, utility)
     nu = weight * primal
-    g_V = cmdp.rho0 - nu.sum(axis=1) + cmdp.gamma * (cmdp.P.T @ nu.ravel())
+    g_V = cmdp.rho0 - programs.flow_matrix(cmdp) @ nu.ravel()
     return g_V, np.einsum("isa,sa->i", utility, nu), weight * advantage
 
 
 def penalised_objective(
-    cmdp: CMDP, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float, slater: float
+    cmdp: Model, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float, slater: float
 ) -> float:
     """Return J_kappa(x), the least value of the Lagrangian L_w(V, lam, x) over the boxes of V and lam.
 
@@ -74,7 +72,7 @@ def penalised_objective(
     --------
     The occupancy of a safe policy pays no penalty, so that only its reward is left:
 
-    >>> from dpdl.models.cmdp import CMDP
+    >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
     >>> mu = [[0.5, 0.5]]
     >>> penalised_objective(one_state, [[1.0, 1.0]], mu, mu, kappa=0.0, slater=0.5)
@@ -87,15 +85,21 @@ def penalised_objective(
     return float((g_x * np.asarray(x)).sum() - radius_V * abs(g_V).sum() - radius_lam * violation)
 
 
-def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float) -> float:
+def saddle_value(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float) -> float:
     """Return j(psi), the largest J_kappa(x) over the feasible set X: the value of the game that DPDL plays.
 
     X is { 0 <= x <= psi mu_hat/(1-gamma), sum x <= 4/(1-gamma), sum x/mu_hat <= N psi/(1-gamma) }. The other
     parameters are those of `penalised_objective`.
 
+    Raises
+    ------
+    RuntimeError
+        If j(psi) could not be computed to 1e-6/(1-gamma). J_kappa punishes a residual of 1e-16 by R_V times that,
+        and R_V grows with 1/(1-gamma): expect this from gamma = 1 - 1e-8 on.
+
     Examples
     --------
-    >>> from dpdl.models.cmdp import CMDP
+    >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
     >>> mu = [[0.5, 0.5]]
     >>> round(saddle_value(one_state, mu, mu, psi=2.0, kappa=0.0, slater=0.5), 9)
@@ -104,12 +108,17 @@ def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa
     weight, estimate = _weight(cmdp, mu, mu_hat), _table(cmdp, "mu_hat", mu_hat)
     psi = check.real("psi", psi, at_least=1)
     kappa = check.real("kappa", kappa)
-    x = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater))
-    return penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
+    x, bound = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater))
+    value = penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
+    if not (1 - cmdp.gamma) * value >= bound - _ACCURACY:
+        raise RuntimeError(
+            f"the saddle value could not be computed to {_ACCURACY:g}/(1-gamma) at gamma = {cmdp.gamma!r}"
+        )
+    return value
 
 
 def gap(
-    cmdp: CMDP,
+    cmdp: Model,
     x_mean: ArrayLike,
     mu: ArrayLike,
     mu_hat: ArrayLike,
@@ -123,7 +132,7 @@ def gap(
 
     Examples
     --------
-    >>> from dpdl.models.cmdp import CMDP
+    >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
     >>> mu = [[0.5, 0.5]]
     >>> round(gap(one_state, [[0.5, 1.5]], mu, mu, psi=2.0, kappa=0.0, slater=0.5), 9)
@@ -133,12 +142,14 @@ def gap(
     return best - penalised_objective(cmdp, x_mean, mu, mu_hat, kappa, slater)
 
 
-def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tuple[float, float]) -> Array:
-    """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L).
+def _maximiser(
+    cmdp: Model, weight: Array, caps: Array, kappa: float, radii: tuple[float, float]
+) -> tuple[Array, float]:
+    """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L), and a bound of it.
 
     The unknowns y have (1-gamma) x = scale y; slacks measure the flow residual, both ways, and the worst
     violation. The rows carry the radii, not the objective, so that what HiGHS tolerates in a row is an error
-    in J_kappa.
+    in J_kappa. The bound is that of weak duality, on the normalised scale.
     """
     radius_V, radius_lam = radii
     n_states, discount, n_utilities = cmdp.n_states, 1 - cmdp.gamma, cmdp.n_utilities
@@ -152,7 +163,7 @@ def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tupl
     identity = sp.eye_array(n_states)
     no_slack = np.zeros(slacks)
     shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
-    solution = programs.minimise(
+    found = programs.optimum(
         np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
         equal=(
             sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))]),
@@ -164,17 +175,25 @@ def _maximiser(cmdp: CMDP, weight: Array, caps: Array, kappa: float, radii: tupl
         ),
         upper=np.append(np.ones(n), np.full(slacks, np.inf)),
     )
+    if found is None:
+        raise RuntimeError("HiGHS could not solve the linear program of the saddle value, which has a solution")
     q = np.zeros(weight.size)
-    q[pairs] = scale * np.clip(programs.solved(solution, "saddle value")[:n], 0, 1)
+    q[pairs] = scale * np.clip(found.y[:n], 0, 1)
     excess = max(1.0, q.sum() / bound, (q / caps).sum() / programs.sparsity(cmdp))
-    return (q / excess / discount).reshape(cmdp.r.shape)
+    V, w = -radius_V * np.clip(found.V, -1, 1), np.maximum(found.w, 0)
+    lam = radius_lam * w[2:] / max(1.0, w[2:].sum())
+    left = (cmdp.r.ravel() - programs.value_drop(cmdp, V))[pairs] * factor + lam @ utility
+    left -= scale * (w[0] + w[1] / caps[pairs])
+    rounding = 16 * np.finfo(float).eps * (2 + 2 * np.ptp(V) + lam.sum())
+    most = programs.inflow(cmdp) @ V + bound * w[0] + programs.sparsity(cmdp) * w[1] + np.maximum(left, 0).sum()
+    return (q / excess / discount).reshape(cmdp.r.shape), float(most + rounding)
 
 
-def _table(cmdp: CMDP, name: str, values: ArrayLike) -> Array:
+def _table(cmdp: Model, name: str, values: ArrayLike) -> Array:
     return check.numbers_array(name, values, shape=(cmdp.n_states, cmdp.n_actions), at_least=0)
 
 
-def _weight(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
+def _weight(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
     """Return the diagonal of W as an (S, A) array."""
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
     estimate = _table(cmdp, "mu_hat", mu_hat)
@@ -184,6 +203,6 @@ def _weight(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
     return data / estimate
 
 
-def _radii(cmdp: CMDP, slater: float) -> tuple[float, float]:
+def _radii(cmdp: Model, slater: float) -> tuple[float, float]:
     slater = check.real("slater", slater, above=0, at_most=1)
     return theory.radius_V(cmdp.gamma, slater), theory.radius_lam(slater)

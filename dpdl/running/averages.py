@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpdl._validation import Array
 from dpdl.premises import Premise
 from dpdl.result import Result, SparseTable, Status
-
-Array = NDArray[np.float64]
 
 #: What a set of runs is called if some of them ended this way, the first that applies.
 _GRAVITY = (

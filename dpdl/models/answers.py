@@ -1,0 +1,225 @@
+"""What a policy is worth on a known model, and the best that any policy can do; `dpdl.exact` states the problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _validation as check
+from dpdl._validation import Array
+from dpdl.models import certified
+from dpdl.models import linear_programs as programs
+from dpdl.models.model import Model
+from dpdl.models.occupancy import state_occupancy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy is worth.
+
+    Attributes
+    ----------
+    reward : float
+        Expected discounted reward J.
+    utilities : ndarray, shape (I,)
+        Expected discounted utilities J^u_i; the policy is safe if none is negative.
+    occupancy : ndarray, shape (S, A)
+        Expected discounted visits, summing to 1/(1-gamma).
+    """
+
+    reward: float
+    utilities: Array
+    occupancy: Array
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best safe policy, or the news that there is none.
+
+    All of this is to a tolerance of 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
+
+    Attributes
+    ----------
+    status : {"optimal", "infeasible", "inaccurate"}
+        "optimal": the policy meets every constraint, and no policy that does earns more. "infeasible": no policy meets
+        every constraint; every number below is NaN (the arrays keep their shapes). "inaccurate": neither could be
+        shown, for want of digits, and the policy may be unsafe or far from the best; the numbers are its own. This
+        takes more than 50 states, as a rule, and gamma within some 1e-6 of one or probabilities below 1e-8.
+    reward : float
+        Expected discounted reward of `policy`.
+    utilities : ndarray, shape (I,)
+        Expected discounted utilities of `policy`.
+    occupancy : ndarray, shape (S, A)
+        Discounted occupancy of `policy`.
+    policy : ndarray, shape (S, A)
+        Action probabilities; uniform in states that the policy never reaches.
+    """
+
+    status: str
+    reward: float
+    utilities: Array
+    occupancy: Array
+    policy: Array
+
+
+def evaluate(cmdp: Model, policy: ArrayLike) -> Evaluation:
+    """Evaluate a policy on a known model.
+
+    Parameters
+    ----------
+    cmdp : CMDP
+    policy : array_like, shape (S, A)
+        Action probabilities in each state.
+
+    Returns
+    -------
+    Evaluation
+
+    Notes
+    -----
+    Up to 1000 states each entry of the occupancy has a relative error of some 1e-14, whatever gamma is and
+    however small the transition probabilities are; the probability of staying in a state is taken to be what
+    those of leaving it leave to one. Beyond, the equations of the normalised occupancy, which sums to one, are
+    solved to a residual d in the 1-norm, and the occupancy is within d/(1-gamma): d is brought to rounding, and
+    never above 1e-13, since a failure to do so raises ``RuntimeError``.
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> evaluate(one_state, [[0.25, 0.75]])
+    Evaluation(reward=0.5, utilities=array([1.]), occupancy=array([[0.5, 1.5]]))
+    """
+    pi = check.policy_array("policy", policy, cmdp.n_states, cmdp.n_actions)
+    pi = pi / pi.sum(axis=1, keepdims=True)
+    occupancy = state_occupancy(cmdp, pi)[0][:, None] * pi / (1 - cmdp.gamma)
+    return Evaluation(
+        reward=float(np.vdot(occupancy, cmdp.r)),
+        utilities=np.einsum("isa,sa->i", cmdp.u, occupancy),
+        occupancy=occupancy,
+    )
+
+
+def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLike | None = None) -> Solution:
+    """Find the best policy with J^u_i >= kappa for every i.
+
+    Parameters
+    ----------
+    cmdp : CMDP
+    kappa : float
+        Conservatism.
+    psi : float, optional
+        With `mu`: consider only policies in Pi(psi), those whose occupancy lies in D(psi).
+    mu : array_like, shape (S, A), optional
+        Where the data lies, a distribution.
+
+    Returns
+    -------
+    Solution
+        The figures are those of the returned policy, computed as `evaluate` does; look at its `status`.
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> best = solve(one_state)
+    >>> best.status, round(best.reward, 9), best.policy.round(9)
+    ('optimal', 1.0, array([[0.5, 0.5]]))
+    >>> solve(one_state, kappa=2.5).status
+    'infeasible'
+    """
+    threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
+    answer = certified.solve(programs.largest_reward(cmdp, threshold, _caps(cmdp, psi, mu)))
+    shape = (cmdp.n_states, cmdp.n_actions)
+    if answer is None:
+        nothing = np.full(shape, np.nan)
+        return Solution("infeasible", np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
+    value = evaluate(cmdp, answer.policy)
+    status = "optimal" if answer.certain else "inaccurate"
+    return Solution(status, value.reward, value.utilities, value.occupancy, answer.policy)
+
+
+def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -> float:
+    """Return the largest constant for which Slater's condition holds: (1-gamma) max over policies of min_i J^u_i.
+
+    Negative if no policy is safe. With `psi` and `mu`, over the policies in Pi(psi), and -inf if there is
+    none. To 1e-9, as a rule; ``RuntimeError`` if not even 1e-6 can be shown, which may happen where `solve` says
+    "inaccurate".
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 0.5]]], gamma=0.5, rho0=[1.0])
+    >>> round(slater(one_state), 9)
+    0.5
+    """
+    if cmdp.n_utilities == 0:
+        raise ValueError("cmdp has no utilities, so Slater's condition says nothing about it")
+    answer = certified.solve(programs.largest_margin(cmdp, _caps(cmdp, psi, mu)))
+    return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
+
+
+def concentrability(cmdp: Model, mu: ArrayLike) -> float:
+    """Return C*, the least psi for which some optimal policy lies in Pi(psi); inf if `mu` covers no optimal policy.
+
+    Parameters
+    ----------
+    cmdp : CMDP
+        Must have a safe policy.
+    mu : array_like, shape (S, A)
+        Where the data lies, a distribution.
+
+    Notes
+    -----
+    Optimal means: within 1e-9/(1-gamma) of the best reward. An action that costs less than that counts as a
+    tie; otherwise C* is low by a relative error of about 1e-9 over the loss that straying from the optimum
+    causes. ``RuntimeError`` if it cannot be shown to 1e-3, which may happen where `solve` says "inaccurate".
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> round(concentrability(one_state, [[0.25, 0.75]]), 6)
+    4.0
+    >>> concentrability(one_state, [[0.0, 1.0]])
+    inf
+    """
+    data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
+    best = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp)))
+    if best is None:
+        raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
+    reward = _shown(best, "the largest reward") - programs.TOLERANCE
+    support = data.ravel() > 0
+    covered = best
+    if best.q[~support].any():
+        inside = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp, np.inf, data)))
+        if inside is None or _shown(inside, "the largest reward that the data covers") < reward:
+            return np.inf
+        covered = inside
+    ratios = np.divide(covered.q, data.ravel(), where=support, out=np.zeros(data.size))
+    psi = max(1.0, float(ratios.max()))
+    # The answer must be of order one in the program's own units, or HiGHS's absolute tolerance shows in it.
+    for _ in range(50):
+        answer = certified.solve(programs.least_deviation(cmdp, reward, programs.region(cmdp, psi, data)))
+        scale, psi = psi, max(1.0, psi * -_shown(answer, "the concentrability", 1e-3))
+        if 0.1 * scale <= psi <= 10 * scale:
+            break
+    return psi
+
+
+def _caps(cmdp: Model, psi: float | None, mu: ArrayLike | None) -> Array:
+    if (psi is None) != (mu is None):
+        raise ValueError("psi and mu must be given together, or neither")
+    if psi is None or mu is None:
+        return programs.region(cmdp)
+    shape = (cmdp.n_states, cmdp.n_actions)
+    return programs.region(cmdp, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
+
+
+def _shown(answer: certified.Answer | None, what: str, within: float = 1e-6) -> float:
+    """Return the value of an answer, if that is shown to be the best within so much."""
+    if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
+        raise RuntimeError(f"{what} could not be shown to {within:g}, for want of digits")
+    return answer.value

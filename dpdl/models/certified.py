@@ -1,0 +1,183 @@
+"""Answers to the programs of `dpdl.models.linear_programs` that are true whatever HiGHS made of them.
+
+An occupancy that HiGHS proposes satisfies the equations to 1e-10. With gamma close to one, or with small transition
+probabilities, the occupancy of the policy that it stands for can be another one altogether. So an answer is a policy's
+own occupancy (`dpdl.models.occupancy`), what it is worth and by how much it exceeds the constraints, and a bound of
+what any occupancy is worth: it is certain once the bound is reached within the tolerance.
+
+Where HiGHS's answer is not, the program is solved over mixtures of policies (Dantzig and Wolfe 1960). A small program
+mixes the occupancies found so far; its multipliers price the pairs; the policy that is best at these prices joins them,
+and gives a bound. It is found by policy iteration, for which the advantage of an action in s needs differences
+V(s') - V(s). They are what is gained, in excess of the mean gain from s, on the way from s' back to s: a system without
+s, whose solution is accurate even where V itself is of order 1/(1-gamma). The systems of all s are solved at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl import policy as policies
+from dpdl._validation import Array
+from dpdl.models import linear_programs as programs
+from dpdl.models.highs import linprog
+from dpdl.models.linear_programs import TOLERANCE, Program
+from dpdl.models.model import Model
+from dpdl.models.occupancy import VISITS_ERROR, moves, state_occupancy, visits
+
+#: Up to this many states an uncertain answer is worked on, for seconds at most; the work grows with S^4.
+MIXTURE_STATES = 50
+_MIXTURE_ROUNDS = 200
+_POLICY_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A policy and its occupancy, judged as a solution of a program."""
+
+    policy: Array
+    q: Array
+    value: float
+    excess: float
+    bound: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it meets the constraints within the tolerance."""
+        return bool(self.excess <= TOLERANCE)
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is feasible and optimal within the tolerance."""
+        return bool(self.feasible and self.bound <= self.value + TOLERANCE)
+
+
+def solve(program: Program) -> Answer | None:
+    """Solve a program; None if it certainly has no feasible point, and an answer that is not certain if need be."""
+    answer = _by_highs(program)
+    if answer.certain:
+        return answer
+    small = program.cmdp.n_states <= MIXTURE_STATES
+    feasibility = programs.least_excess(program)
+    nearest = _by_highs(feasibility)
+    if small and nearest.bound > max(-TOLERANCE, nearest.value + TOLERANCE / 100):
+        nearest = _by_mixtures(feasibility, [nearest])
+    if nearest.bound < -TOLERANCE:
+        return None
+    start = [one for one in (answer, _judged(program, nearest.policy)) if one.feasible]
+    if small and start:
+        return _by_mixtures(program, start)
+    return start[0] if start else answer
+
+
+def _judged(program: Program, policy: Array, bound: float = np.inf) -> Answer:
+    p, error = state_occupancy(program.cmdp, policy)
+    q = (p[:, None] * policy).ravel()
+    return Answer(policy, q, program.value(q) - error, program.excess(q) + error, bound)
+
+
+def _by_highs(program: Program) -> Answer:
+    """Judge what HiGHS proposes, given a little room if it finds no optimum without; the uniform policy if neither."""
+    shape = program.cmdp.r.shape
+    for attempt in (program, program.relaxed(TOLERANCE / 2)):
+        found = programs.propose(attempt)
+        if found is not None:
+            policy = policies.from_occupancy(found.q.reshape(shape))
+            return _judged(program, policy, program.bound(found.V, found.w))
+    return _judged(program, policies.uniform(*shape))
+
+
+def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
+    """Improve feasible answers by mixing their occupancies with those of more policies."""
+    shape, capped = program.cmdp.r.shape, np.flatnonzero(program.caps < 1)
+    limits = np.append(program.limits, program.caps[capped])
+    rows_t = np.append(program.rows_t, np.zeros(len(capped)))
+    room = min(one.excess for one in start) + TOLERANCE / 10  # with no room at all HiGHS may find no feasible point
+    pricing = _Pricing(program.cmdp, program.caps.reshape(shape) > 0)
+    q, bound = np.array([one.q for one in start]), min(one.bound for one in start)
+    mixture = np.eye(len(start))[0]
+    for _ in range(_MIXTURE_ROUNDS):
+        rows = np.vstack([program.rows @ q.T, q.T[capped]])
+        shift = 1 - rows.min(axis=1)  # the weights sum to one, and HiGHS drops coefficients close to zero
+        master = linprog(
+            -np.append(q @ program.gain, program.gain_t),
+            A_ub=np.column_stack([rows + shift[:, None], rows_t]),
+            b_ub=limits + shift + room,
+            A_eq=np.append(np.ones(len(q)), 0.0)[None],
+            b_eq=[1.0],
+            bounds=[(0, None)] * len(q) + [(0, program.most)],
+            method="highs-ds",
+            options=programs.OPTIONS,
+        )
+        if master.status != 0:
+            break
+        mixture, w = np.maximum(master.x[:-1], 0), np.maximum(-master.ineqlin.marginals, 0)
+        price = program.rows.T @ w[: len(program.limits)]
+        price[capped] += w[len(program.limits) :]
+        gain = program.gain - price
+        found, slack = pricing.best(gain.reshape(shape))
+        slack += program.most * max(0.0, program.gain_t - float(rows_t @ w))
+        slack += VISITS_ERROR * (1 + float(abs(price).max() + abs(limits) @ w))
+        bound = min(bound, float(gain @ found + limits @ w) + slack)
+        if bound <= TOLERANCE / 100 - master.fun or gain @ found <= (q @ gain).max() + VISITS_ERROR:
+            break
+        q = np.vstack([q, found])
+    return _judged(program, policies.from_occupancy((mixture @ q[: len(mixture)]).reshape(shape)), bound)
+
+
+class _Pricing:
+    """Policies that are best for a gain, a number for each pair, found by policy iteration from the one before."""
+
+    def __init__(self, cmdp: Model, allowed: NDArray[np.bool_]) -> None:
+        self.moves = moves(cmdp).toarray().reshape(*cmdp.r.shape, cmdp.n_states)
+        self.cmdp, self.discount = cmdp, 1 - cmdp.gamma
+        self.allowed = allowed | ~allowed.any(axis=1, keepdims=True)
+        self.actions = self.allowed.argmax(axis=1)
+
+    def best(self, gain: Array) -> tuple[Array, float]:
+        """Return the occupancy of a policy, and by how much at most the gain of a better one is larger."""
+        self.actions, most = self._improved(gain, self.actions)
+        slack = float(most.max())
+        if slack > TOLERANCE / 100:
+            # No policy is better by more than its mean of the bounds of the advantages. The largest belong to actions
+            # that lead far away, and are mostly rounding; few policies spend much time on those without a loss.
+            share = np.clip(most / slack, -100.0, 1.0)
+            actions, rest = self._improved(share, self.actions)
+            slack *= float(share.ravel() @ self._occupancy(actions)) + float(rest.max())
+        return self._occupancy(self.actions), slack
+
+    def _occupancy(self, actions: NDArray[np.intp]) -> Array:
+        policy = np.eye(self.cmdp.n_actions)[actions]
+        return (state_occupancy(self.cmdp, policy)[0][:, None] * policy).ravel()
+
+    def _improved(self, gain: Array, actions: NDArray[np.intp]) -> tuple[NDArray[np.intp], Array]:
+        """Return actions none of which can be improved, and bounds of the advantages of all pairs over them."""
+        states = np.arange(len(gain))
+        for left in reversed(range(_POLICY_ROUNDS)):
+            advantage, error = self._advantages(gain, actions)
+            best = advantage.argmax(axis=1)
+            better = advantage[states, best] > error[states, best]
+            if left == 0 or not better.any():
+                break
+            actions = np.where(better, best, actions)
+        return actions, advantage + error
+
+    def _advantages(self, gain: Array, actions: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return the advantages over a policy, minus infinity where not allowed, and bounds of their errors."""
+        n, states = len(gain), np.arange(len(gain))
+        kernel, own = self.moves[states, actions], gain[states, actions]
+        mean = self.discount * (visits(kernel, np.full(n, self.discount), np.eye(n)) @ own)
+        # One system for each state s, the first index, in which a move to s ends the way.
+        kernels, ends = np.tile(kernel, (n, 1, 1)), self.discount + kernel.T
+        kernels[states, :, states] = kernels[states, states, :] = 0.0
+        ways = visits(kernels, ends, np.broadcast_to(np.eye(n), (n, n, n)))
+        ways[states, states] = 0.0
+        change = np.einsum("sij,sj->si", ways, own - mean[:, None])  # V(i) - V(s)
+        size = np.einsum("sij,sj->si", ways, abs(own) + abs(mean)[:, None])
+        advantage = gain - mean[:, None] + np.einsum("sai,si->sa", self.moves, change)
+        error = VISITS_ERROR * (abs(gain) + abs(mean)[:, None] + np.einsum("sai,si->sa", self.moves, size))
+        advantage[states, actions] = error[states, actions] = 0.0
+        advantage[~self.allowed] = -np.inf
+        return advantage, error
