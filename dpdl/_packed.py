@@ -51,6 +51,7 @@ class Packed:
         S, A, I = dataset.n_states, dataset.n_actions, dataset.n_utilities
         # The log's table comes first, in its order, so that records need no translation.
         pairs = np.concatenate([dataset.table, np.setdiff1d(reference.pairs, dataset.table, assume_unique=True)])
+        check.indices("pairs", pairs, S * A, dtype=np.int64, copy=False)
         mu_hat = reference.at(pairs)
         state = (pairs // A).astype(np.int32)
         if len(pairs) < S * A:

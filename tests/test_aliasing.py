@@ -68,6 +68,20 @@ def test_no_array_of_a_log_can_be_changed_however_it_was_made(way, kind):
             delattr(log, name)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the (shape|strides|dtype):DeprecationWarning")
+def test_what_is_done_to_the_shape_of_an_array_that_a_log_gives_out_has_no_effect_on_it():
+    """NumPy lets dtype and shape of a read-only array be set."""
+    log = make_log()
+    log.records.dtype = [("pair", "<i4"), ("s_next", "<i4"), ("u", "<f4", (1,))]
+    log.table.dtype = ">i8"
+    log.records.shape = log.table.shape = (2, -1)
+    assert_same(log, make_log())
+    reference = estimate_reference(log, 0.01)
+    reference.pairs.dtype = ">i8"
+    with pytest.raises(ValueError, match=r"^pairs\[8\] = 72057594037927936 must be between 0 and 11$"):
+        learn(log, **RUN, rho0=[0.25] * 4, reference=reference)
+
+
 def test_no_array_of_a_log_that_was_opened_or_built_can_be_changed(tmp_path):
     with DatasetBuilder(tmp_path / "log", **SIZES, n_utilities=1) as builder:
         builder.append(**columns("independent", 1)[0])
