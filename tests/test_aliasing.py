@@ -23,7 +23,6 @@ from dpdl import (
     resume,
     sweep,
 )
-from dpdl import _validation as check
 from logs import KINDS, assert_same, columns, make_log
 
 RUN = {"gamma": 0.5, "psi": 3, "slater": 0.3, "T": 600, "rng": 0, "floor": 0.01}
@@ -66,6 +65,20 @@ def test_no_array_of_a_log_can_be_changed_however_it_was_made(way, kind):
     for name in ("records", "n_states", "_begins"):
         with pytest.raises(AttributeError, match="a Dataset is read-only"):
             delattr(log, name)
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (shape|strides|dtype):DeprecationWarning")
+def test_what_is_done_to_the_shape_of_an_array_that_a_log_gives_out_has_no_effect_on_it():
+    """NumPy lets dtype and shape of a read-only array be set."""
+    log = make_log()
+    log.records.dtype = [("pair", "<i4"), ("s_next", "<i4"), ("u", "<f4", (1,))]
+    log.table.dtype = ">i8"
+    log.records.shape = log.table.shape = (2, -1)
+    assert_same(log, make_log())
+    reference = estimate_reference(log, 0.01)
+    reference.pairs.dtype = ">i8"
+    with pytest.raises(ValueError, match=r"^pairs\[8\] = 72057594037927936 must be between 0 and 11$"):
+        learn(log, **RUN, rho0=[0.25] * 4, reference=reference)
 
 
 def test_no_array_of_a_log_that_was_opened_or_built_can_be_changed(tmp_path):
@@ -315,7 +328,9 @@ def test_what_was_made_does_not_follow_its_arguments(name, view):
     expected = outcome(MADE[name](**arguments_of(name)))
     for changed in arguments_of(name):
         originals = arguments_of(name)
-        given = {key: check.frozen(array) if view else array for key, array in originals.items()}
+        given = {key: array[...] if view else array for key, array in originals.items()}
+        for array in given.values():
+            array.setflags(write=not view)
         made = MADE[name](**given)
         garbage(originals[changed])  # it is still the caller's, and can still be written to
         assert outcome(made) == expected

@@ -684,6 +684,18 @@ def test_a_header_is_never_paired_with_the_records_of_another_log(tmp_path, monk
     assert opened.path == folder
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_where_folders_cannot_be_opened_a_replacement_is_noticed(tmp_path, monkeypatch, sums):
+    """As on Windows, by the status of the folder before and after."""
+    folder = saved(tmp_path / "log", make_log(seed=1))
+    monkeypatch.setattr(sys, "platform", "win32")
+    calls = replaced_while_opened(monkeypatch, folder, make_log(seed=2))
+    opened = Dataset.open(folder, verify=sums)
+    monkeypatch.undo()
+    assert len(calls) == 1
+    assert_same(opened, make_log(seed=2))
+
+
 def test_what_was_opened_first_is_read_as_long_as_it_is_there(tmp_path, monkeypatch):
     folder = saved(tmp_path / "log", make_log(seed=1))
     monkeypatch.setattr(atomic, "_remove", lambda folder: None)

@@ -75,8 +75,8 @@ class Dataset:
     (3, [0, 3], [2, 1])
     """
 
-    records: NDArray[Any]
-    table: NDArray[np.int64]
+    _records: NDArray[Any]
+    _table: NDArray[np.int64]
     n_states: int
     n_actions: int
     units: Units
@@ -348,9 +348,21 @@ class Dataset:
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
         cut = type(self).__new__(type(self))
-        shared = {name: getattr(self, name) for name in ("table", "n_states", "n_actions", "units")}
-        cut.__dict__.update(records=records, **shared, path=None, _begins=begins, _first=first)
+        shared = {name: getattr(self, name) for name in ("_table", "n_states", "n_actions", "units")}
+        cut.__dict__.update(_records=records, **shared, path=None, _begins=begins, _first=first)
         return cut
+
+    # What the core reads is given out as a new view each time: even of a read-only array, dtype and shape can be set.
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """The packed log."""
+        return self._records[...]
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """The pairs that records may name, as s * n_actions + a, ascending."""
+        return self._table[...]
 
     @cached_property
     def starts(self) -> NDArray[np.int64] | None:
@@ -435,8 +447,8 @@ class Dataset:
         """Take arrays that nobody else has and that `storage.inspect` has passed, with the counts that it gave."""
         starts = check.frozen(arrays[STARTS]) if STARTS in arrays else None
         self.__dict__.update(
-            records=check.frozen(arrays[RECORDS]),
-            table=check.frozen(arrays[PAIRS]),
+            _records=check.frozen(arrays[RECORDS]),
+            _table=check.frozen(arrays[PAIRS]),
             table_counts=check.frozen(counts),
             n_states=n_states,
             n_actions=n_actions,

@@ -26,11 +26,17 @@ KEY, SUM = b"dpdl", b"dpdl.sha256"
 class Log(Protocol):
     """What is written of a data set."""
 
-    records: NDArray[Any]
-    table: NDArray[np.int64]
     n_states: int
     n_actions: int
     units: Units
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """Packed records."""
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """The pairs that records may name."""
 
     @property
     def n_utilities(self) -> int:

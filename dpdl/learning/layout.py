@@ -136,6 +136,7 @@ class Coordinates:
         """Lay out the pairs of a log and of a reference."""
         pairs = np.concatenate([descent.table, np.setdiff1d(reference.pairs, descent.table, assume_unique=True)])
         n_pairs = descent.n_states * descent.n_actions
+        check.indices("pairs", pairs, n_pairs, dtype=np.int64, copy=False)
         mu_hat, state = reference.at(pairs), (pairs // descent.n_actions).astype(np.int32)
         if len(pairs) < n_pairs:
             mu_hat, state = np.append(mu_hat, reference.floor), np.append(state, np.int32(0))
