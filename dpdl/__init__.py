@@ -5,6 +5,8 @@ descent-ascent with deviation control (Chen, Zhang & Wen, "A Near-Optimal Primal
 CMDP", 2022).
 """
 
+from importlib.metadata import version
+
 from dpdl import instances, mixing, policy, theory
 from dpdl.checking.slater import SlaterEstimate, estimate_slater
 from dpdl.checking.verification import Verification, verify
@@ -23,7 +25,7 @@ from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
 from dpdl.running.resume import resume
 from dpdl.settings import Settings
 
-__version__ = "0.1.0"
+__version__ = version("dpdl")
 
 __all__ = [
     "CMDP",

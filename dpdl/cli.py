@@ -6,76 +6,13 @@ import argparse
 import io
 import os
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dpdl import __version__
-from dpdl.data.dataset import Dataset
-from dpdl.instances import GridWorld, hazard_gridworld
-from dpdl.models.cmdp import Evaluation
-from dpdl.result import Result
-from dpdl.running.learn import learn
-from dpdl.settings import Settings
-
-#: The demo's choice: psi a little above C*, some conservatism.
-PSI, KAPPA, SLATER = 8.0, 0.1, 0.15
-
-
-@dataclass(frozen=True)
-class Demo:
-    """Everything the demo shows: the grid, the log, the run and the policies compared."""
-
-    grid: GridWorld
-    log: Dataset
-    result: Result
-    rows: dict[str, Evaluation]
-    seconds: float
-
-
-def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int = 0) -> Demo:
-    """Make a log with a mediocre policy, learn from it, and compare on the model that the learner never saw.
-
-    Examples
-    --------
-    >>> demo = run_demo(n_transitions=2_000, n_steps=10_000)
-    >>> list(demo.rows)
-    ['behaviour (made the log)', 'unconstrained optimum', 'constrained optimum', 'learned from the log']
-    """
-    grid = hazard_gridworld()
-    cmdp = grid.cmdp
-    rng = np.random.default_rng(seed)
-    behaviour = grid.behaviour()
-    log = cmdp.rollout(n_transitions, behaviour, rng=rng)
-    sizes = cmdp.n_states, cmdp.n_actions, cmdp.n_utilities
-    settings = Settings.practical(*sizes, gamma=cmdp.gamma, slater=SLATER, psi=PSI, T=n_steps, kappa=KAPPA, floor=1e-5)
-    began = time.perf_counter()
-    result = learn(log, settings, rho0=cmdp.rho0, rng=rng)
-    seconds = time.perf_counter() - began
-    policies = {
-        "behaviour (made the log)": behaviour,
-        "unconstrained optimum": cmdp.unconstrained().solve().policy,
-        "constrained optimum": cmdp.solve().policy,
-        "learned from the log": result.policy,
-    }
-    return Demo(grid, log, result, {name: cmdp.evaluate(p) for name, p in policies.items()}, seconds)
-
-
-def table(demo: Demo) -> str:
-    """Lay out the comparison: reward and each utility, which must not be negative."""
-    names = ("fire", "mud")
-    head = f"{'policy':<26} {'reward':>8}" + "".join(f" {name + ' slack':>11}" for name in names) + "   safe?"
-    lines = [head, "-" * len(head)]
-    for name, row in demo.rows.items():
-        # The LP leaves an active constraint at zero within its own accuracy.
-        safe = bool((row.utilities >= -1e-7).all())
-        slack = "".join(f" {value + 0.0:>11.3f}" for value in np.round(row.utilities, 3))
-        lines.append(f"{name:<26} {row.reward:>8.3f}{slack}   {'yes' if safe else 'NO'}")
-    return "\n".join(lines)
+from dpdl.demo import Demo, run_demo, table
+from dpdl.instances import hazard_gridworld
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dpdl", description="Learn a safe policy from logged data.")
-    parser.add_argument("--version", action="version", version=f"dpdl {__version__}")
+    parser.add_argument("--version", action="version", version=f"dpdl {version('dpdl')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="learn to cross a burning field from a log of mediocre crossings")
     demo.add_argument("--transitions", type=_count, default=200_000, help="length of the log (default %(default)s)")

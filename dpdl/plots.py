@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from dpdl._validation import Array
+from dpdl.demo import Demo
 from dpdl.instances import GridWorld
-
-if TYPE_CHECKING:
-    from dpdl.cli import Demo
 
 FIRE, MUD, WALL, INK = "#d1495b", "#a68a64", "#3d405b", "#22223b"
 BLUES = LinearSegmentedColormap.from_list("visits", ["#f7fbff", "#9ecae1", "#2171b5"])

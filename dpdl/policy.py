@@ -1,7 +1,7 @@
 """Policies as (S, A) arrays, one distribution over actions per state: make them, mix them, act with them.
 
 The learner returns x-bar, a table over state-action pairs. `from_occupancy` turns it into the policy pi-bar
-of algorithm 1, `weighted` into the ideal pi-bar_w, which needs the data's true distribution mu.
+of Algorithm 1, `weighted` into the ideal pi-bar_w, which needs the data's true distribution mu.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpdl import _validation as check
 
 
 def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDArray[np.float64]:
-    """Policy that a table induces, pi(a|s) = x(s,a)/sum_a' x(s,a') (last line of algorithm 1).
+    """Policy that a table induces, pi(a|s) = x(s,a)/sum_a' x(s,a') (last line of Algorithm 1).
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDAr
 def weighted(
     x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, unreached: str | ArrayLike = "uniform"
 ) -> NDArray[np.float64]:
-    """Policy pi-bar_w that W x induces, W = diag(mu/mu_hat) (section on the algorithm, last paragraph).
+    """Policy pi-bar_w that W x induces, W = diag(mu/mu_hat) (end of section 3).
 
     The paper's ideal output, out of reach where mu is unknown and a reference where it is known.
 

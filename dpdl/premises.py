@@ -10,7 +10,7 @@ from dpdl.settings import Resolved
 from dpdl.theory import Problem
 
 #: J(pi*) - J(policy) <= O(eps) is, in its proof, Gap + 2 kappa/slater + 45 eps_e = (0.5 + 10 + 0.45) eps
-#: (end of appendix duality-to-regret).
+#: (equation (35)).
 REWARD_GAP = 10.95
 
 _MATCH = 1e-9
@@ -48,7 +48,7 @@ class Facts:
     disjoint : bool
         mu_hat and the descent share no transition.
     as_stated : bool
-        Feasible sets, start and averaging are those of algorithm 1: no other radii, weights, warm starts.
+        Feasible sets, start and averaging are those of Algorithm 1: no other radii, weights, warm starts.
     known : tuple of str
         What the caller vouches for: "psi", that psi >= C*; "slater", that slater is valid on Pi(psi); "mixing_time",
         that the chain mixes within `mixing_time`. A run cannot see any of these.
@@ -69,7 +69,7 @@ class Facts:
 
 
 def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:
-    """Say which premises of theorem algB-thm-demo held, or of algB-thm-markov-demo if a mixing time is given.
+    """Say which premises of Theorem 4.1 held, or of Theorem 4.6 if a mixing time is given.
 
     Parameters
     ----------
@@ -84,6 +84,7 @@ def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: boo
 
     Examples
     --------
+    >>> from dpdl.settings import Settings
     >>> settings = Settings(gamma=0.5, slater=0.5, psi=1, T=100).resolve(3, 2, 1)
     >>> facts = Facts(n_states=3, n_actions=2, n_utilities=1, n_reference=50, fresh=True)
     >>> [premise.name for premise in premises(settings, facts, n_steps=100) if premise.holds]
@@ -101,11 +102,12 @@ def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: boo
 def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> str | None:
     """State the theorem's conclusion if every one of `premises` held; None otherwise.
 
-    The O(eps) is written out as in the proof (`REWARD_GAP`), in the asynchronous theorem as well, whose proof
+    The O(eps) is written out as in the proof (`REWARD_GAP`), in Theorem 4.6 as well, whose proof
     is the same from the duality gap on.
 
     Examples
     --------
+    >>> from dpdl.settings import Settings
     >>> sizes, eps, delta = (3, 2, 1), 0.1, 0.1
     >>> problem = theory.Problem(*sizes, gamma=0.5, slater=0.5, psi=1)
     >>> T = theory.condition_steps(problem, eps)
@@ -114,7 +116,7 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
     ...               n_reference=theory.reference_samples(problem, eps, delta), known=("psi", "slater"))
     >>> condition, conclusion = guarantee(settings, facts, T).split(", then with ")
     >>> condition
-    'Theorem algB-thm-demo with c_o = 1: if the transitions are independent draws from one distribution'
+    'Theorem 4.1 with c_o = 1: if the transitions are independent draws from one distribution'
     >>> conclusion
     'probability at least 0.9, J(pi*) - J(policy) <= 1.095 (10.95 eps) and every J^u_i(policy) >= 0.'
     """
@@ -122,13 +124,13 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
     if eps is None or not all(premise.holds for premise in premises(settings, facts, n_steps, slater_refuted)):
         return None
     if settings.mixing_time is None:
-        theorem = f"algB-thm-demo with c_o = {settings.c_o:g}"
+        theorem = f"Theorem 4.1 with c_o = {settings.c_o:g}"
         data = "the transitions are independent draws from one distribution"
     else:
-        theorem = f"algB-thm-markov-demo with c'_o = {settings.c_o:g}, c'_e = {settings.c_e:g}"
+        theorem = f"Theorem 4.6 with c'_o = {settings.c_o:g}, c'_e = {settings.c_e:g}"
         data = "the data is one trajectory of an ergodic chain"
     return (
-        f"Theorem {theorem}: if {data}, then with probability at least {1 - settings.delta:g}, "
+        f"{theorem}: if {data}, then with probability at least {1 - settings.delta:g}, "
         f"J(pi*) - J(policy) <= {REWARD_GAP * eps:.6g} ({REWARD_GAP} eps) and every J^u_i(policy) >= 0."
     )
 

@@ -119,7 +119,7 @@ class Level:
     n_reference, n_descent, n_verification : int
         Transitions that mu_hat, the descent and VERIFY read.
     enough : bool
-        Whether VERIFY had the samples that its proposition asks for.
+        Whether VERIFY had the samples that Proposition G.1 asks for.
     result : Result
         What the level learned.
     """
@@ -161,7 +161,7 @@ class Result:
     reference : Reference
         The mu_hat that was used.
     premises : tuple of Premise
-        Which premises of the theorem held in this run.
+        Which premises of Theorem 4.1 held in this run, or of Theorem 4.6 for a trajectory.
     guarantee : str or None
         The theorem's conclusion if all of them did, else None.
     diagnostics : dict

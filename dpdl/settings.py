@@ -60,7 +60,7 @@ class Settings:
     slater : float
         varphi in (0, 1]: some policy has every J^u_i >= slater/(1-gamma).
     T : int, optional
-        Number of steps. Needed unless `eps` is given, which then implies the theorem's.
+        Number of steps. Needed unless `eps` is given, which then implies that of Theorem 4.1 or 4.6.
     eps : float, optional
         Accuracy aimed at. Sets T, kappa and floor where those are None.
     delta : float
@@ -68,19 +68,19 @@ class Settings:
     kappa : float, optional
         Conservatism: learn with J^u_i >= kappa. None: 5 slater eps, or 0 if there is no eps.
     floor : float, optional
-        Least value of mu_hat. None: the theorem's, at eps or, without one, at the largest eps that the theorem admits.
+        Least value of mu_hat. None: that of Proposition 4.3, at eps or, without one, at the largest eps of Theorem 4.1.
     order : {"replacement", "shuffle", "trajectory"}
         How the log is read: independent draws, epochs without replacement, or its own order, over and over.
     eta, alpha_V, alpha_lam, alpha_x : float, optional
-        Step size and the scales that divide it. None: the theorem's.
+        Step size and the scales that divide it. None: those of Theorem 4.1.
     radius_V, radius_lam : float, optional
-        Bounds of \\|V(s)\\| and of sum lam. None: the theorem's.
+        Bounds of \\|V(s)\\| and of sum lam. None: those of equation (8).
     mixing_time : float or "estimate", optional
         Bound of the mixing time of a log that is one trajectory: eta = 1/sqrt(mixing_time T). With "estimate", `learn`
         takes the upper confidence bound of `dpdl.mixing.estimate_mixing_time` at delta, and refuses a log that is too
         short for one.
     c_o, c_e : float
-        The theorems' universal constants c_o (c'_o) and c'_e, which the paper does not give.
+        Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
     refresh : int, optional
         Steps between full recomputations of kept sums. None: the larger of 2^16 and four times the visited pairs, which
         costs nothing and bounds their relative drift by that number times 2^-53.
@@ -207,7 +207,7 @@ class Settings:
         delta: float = 0.05,
         **others: Any,
     ) -> Resolved:
-        """Give the constants of theorem algB-thm-demo in full, T included.
+        """Give the constants of Theorem 4.1 in full, T included.
 
         Examples
         --------
@@ -230,7 +230,7 @@ class Settings:
         T: int,
         **others: Any,
     ) -> Settings:
-        """Give scales that suit budgets of 10^7 steps better than the theorem's, which are safe and slow.
+        """Give scales that suit budgets of 10^7 steps better than those of Theorem 4.1, which are safe and slow.
 
         They were found on a gridworld and no theorem covers them: alpha_V, alpha_lam and alpha_x are 50, 0.3 and 5e-4
         times the theorem's, and \\|V(s)\\| is kept below 1.5/(1-gamma).

@@ -5,7 +5,7 @@ distribution, the budgets and their inverses, verification and the adaptive meth
 Most functions take a `Problem` first: sizes S, A, I, discount gamma, slater (varphi in the paper) and psi.
 In docstrings N = min(S + I, S A).
 
-Three conventions. The paper divides by log I and log psi, which vanish at I = 1 and psi = 1: here they are
+Three conventions. Theorem 4.1 divides by log I and log psi, which vanish at I = 1 and psi = 1: here they are
 max(1, log .). A problem without utilities (I = 0) counts as I = 1 inside logarithms. The universal constants
 c_o, c'_o and c'_e, which the paper never gives, are parameters: a budget holds "with c_o = ..." and no more.
 
@@ -22,13 +22,13 @@ from typing import Any
 
 from dpdl import _validation as check
 
-#: eps_e = eps / 100 is the accuracy of mu_hat (proposition empirical-dis).
+#: eps_e = eps / 100 is the accuracy of mu_hat (Proposition 4.3).
 REFERENCE_DIVISOR = 100
-#: eps_ver = eps / 10 is the accuracy of VERIFY's estimates (proposition verify).
+#: eps_ver = eps / 10 is the accuracy of VERIFY's estimates (Proposition G.1).
 VERIFICATION_DIVISOR = 10
-#: The adaptive method hands eps' / 15 to its inner runs (appendix adaptive, "setting of sub-routine").
+#: The adaptive method hands eps' / 15 to its inner runs (appendix G.2, "Setting of sub-routine").
 ADAPTIVE_EPS_DIVISOR = 15
-#: The adaptive method stops when psi doubled and J-hat grew by at most 500 eps (equation def-exit-cond).
+#: The adaptive method stops when psi doubled and J-hat grew by at most 500 eps (equation (46)).
 EXIT_MARGIN = 500
 
 _LARGEST_COUNT = 10**300
@@ -97,11 +97,11 @@ class Problem:
         return sparsity(self.n_states, self.n_actions, self.n_utilities)
 
 
-# ---- The sets X, V and Lambda (equation def-feasible) ----
+# ---- The sets X, V and Lambda (equation (8)) ----
 
 
 def sparsity(n_states: int, n_actions: int, n_utilities: int) -> int:
-    """Calligraphic N = min(S + I, S A): pairs that some optimal policy needs at most (proposition sparsity).
+    """Calligraphic N = min(S + I, S A): pairs that some optimal policy needs at most (Proposition 2.1).
 
     Examples
     --------
@@ -157,13 +157,13 @@ def weight_bound(n_states: int, n_actions: int, n_utilities: int, gamma: float, 
     return sparsity(n_states, n_actions, n_utilities) * real("psi", psi) / (1 - real("gamma", gamma))
 
 
-# ---- The steps (theorem algB-thm-demo) ----
+# ---- The steps (Theorem 4.1) ----
 
 
 def step_size(n_steps: int, mixing_time: float | None = None) -> float:
     """eta = 1/sqrt(T); given a bound t of the mixing time, eta = 1/sqrt(t T).
 
-    The second is the remark that ends the proof sketch of the asynchronous theorem.
+    The second is the remark that ends appendix H.2.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def scale_V(problem: Problem) -> float:
 
 
 def scale_lam(problem: Problem) -> float:
-    """alpha_lam = sqrt(psi/max(1, log I))/(1-gamma); the paper prints log I, zero at I = 1.
+    """alpha_lam = sqrt(psi/max(1, log I))/(1-gamma); Theorem 4.1 prints log I, zero at I = 1.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def scale_lam(problem: Problem) -> float:
 
 
 def scale_x(problem: Problem) -> float:
-    """alpha_x = sqrt(N psi/max(1, log psi))/(slater (1-gamma)); the paper prints log psi, zero at psi = 1.
+    """alpha_x = sqrt(N psi/max(1, log psi))/(slater (1-gamma)); Theorem 4.1 prints log psi, zero at psi = 1.
 
     Examples
     --------
@@ -222,7 +222,7 @@ def conservatism(problem: Problem, eps: float) -> float:
 
 
 def largest_eps(problem: Problem) -> float:
-    """1/(10 (1-gamma)): the theorems speak of eps up to this value.
+    """1/(10 (1-gamma)): Theorems 4.1, 4.6 and 6.2 speak of eps up to this value.
 
     Examples
     --------
@@ -232,11 +232,11 @@ def largest_eps(problem: Problem) -> float:
     return 1 / (10 * (1 - problem.gamma))
 
 
-# ---- The condition on the step size (equation def-algB-eta-upper) ----
+# ---- The condition on the step size (equation (27)) ----
 
 
 def gradient_bound_lam(problem: Problem) -> float:
-    """M_lam = 2 psi/(1-gamma) bounds every entry of g_lam (appendix grad-var).
+    """M_lam = 2 psi/(1-gamma) bounds every entry of g_lam (appendix C).
 
     Examples
     --------
@@ -247,7 +247,7 @@ def gradient_bound_lam(problem: Problem) -> float:
 
 
 def gradient_bound_x(problem: Problem, floor: float) -> float:
-    """M_x,inf = 64/(slater (1-gamma) floor) bounds every entry of g_x (appendix grad-var, remark large-var).
+    """M_x,inf = 64/(slater (1-gamma) floor) bounds every entry of g_x (appendix C, Remark C.3).
 
     Examples
     --------
@@ -260,7 +260,7 @@ def gradient_bound_x(problem: Problem, floor: float) -> float:
 def largest_step(problem: Problem, floor: float, alpha_lam: float | None = None, alpha_x: float | None = None) -> float:
     """Largest eta that the analysis allows, 1/2 min(alpha_lam/M_lam, alpha_x/M_x,inf).
 
-    The scales are the theorem's unless given.
+    The scales are those of Theorem 4.1 unless given.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def largest_step(problem: Problem, floor: float, alpha_lam: float | None = None,
 
 
 def condition_steps(problem: Problem, eps: float) -> int:
-    """Least T whose eta = 1/sqrt(T) meets the condition at the theorem's scales and floor.
+    """Least T whose eta = 1/sqrt(T) meets the condition at the scales of Theorem 4.1 and the floor of Proposition 4.3.
 
     T >= 25600^2 N psi max(1, log psi)/(slater^2 (1-gamma)^4 eps^2). That is the half with M_x,inf; the half
     with M_lam asks for T >= 16 psi max(1, log I) and never binds while eps is in range. The paper absorbs the
@@ -287,7 +287,7 @@ def condition_steps(problem: Problem, eps: float) -> int:
     return _samples(_condition_cost(problem), real("eps", eps))
 
 
-# ---- The estimate of the data's distribution (proposition empirical-dis) ----
+# ---- The estimate of the data's distribution (Proposition 4.3) ----
 
 
 def reference_accuracy(eps: float) -> float:
@@ -328,7 +328,7 @@ def reference_samples(problem: Problem, eps: float, delta: float) -> int:
 
 
 def descent_steps(problem: Problem, eps: float, delta: float, c_o: float = 1.0) -> int:
-    """Steps of theorem algB-thm-demo: T >= c_o N psi log(psi S A I/delta)/(slater^2 (1-gamma)^4 eps^2).
+    """Steps of Theorem 4.1: T >= c_o N psi log(psi S A I/delta)/(slater^2 (1-gamma)^4 eps^2).
 
     Examples
     --------
@@ -385,7 +385,7 @@ def eps_from_data(problem: Problem, n_samples: int, delta: float, c_o: float = 1
     return _bought(reference + steps, n_samples - 1, lambda eps: _samples(reference, eps) + _samples(steps, eps) - 1)
 
 
-# ---- Verification and the adaptive method (propositions verify and adp) ----
+# ---- Verification and the adaptive method (Propositions G.1 and G.2) ----
 
 
 def verification_samples(problem: Problem, eps: float, delta: float) -> int:
@@ -449,13 +449,13 @@ def adaptive_delta(delta: float, level: int) -> float:
     return 6 * real("delta", delta) / (math.pi * check.whole("level", level, at_least=1)) ** 2
 
 
-# ---- Markovian data (theorem algB-thm-markov-demo) ----
+# ---- Markovian data (Theorem 4.6) ----
 
 
 def async_reference_samples(problem: Problem, eps: float, delta: float, mixing_time: float, c_e: float = 1.0) -> int:
     """N_e on one trajectory: c'_e t_mix times that of `reference_samples`.
 
-    Proposition empirical-dis-markov prints the logarithm iota; in its proof, as here, T is not involved. The
+    Proposition H.4 prints the logarithm iota; in its proof, as here, T is not involved. The
     proof has l = 100 t_mix log(12 S A/delta), which is c'_e = 25 log(12 S A/delta)/log(6 S A/delta) < 35.
 
     Examples

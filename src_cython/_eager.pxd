@@ -1,4 +1,4 @@
-"""The eager step: algorithm 1 as it stands, O(1 + I) when only the sampled pair moves and O(pairs) otherwise.
+"""The eager step: Algorithm 1 as it stands, O(1 + I) when only the sampled pair moves and O(pairs) otherwise.
 
 Kept as the compiled oracle and the opponent of the lazy core. log_x is the master copy; x = exp(log_x) is derived.
 """
@@ -111,7 +111,7 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
 
 
 cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) noexcept nogil:
-    """One iteration of algorithm 1; all gradients are taken at the old iterate."""
+    """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
     cdef const double *u = utilities(h)
     cdef int64_t j = h.pair, s = e.state[h.pair], s_next = h.s_next
     cdef int64_t now = e.counters.steps + 1        # the old iterate counts in every average up to this step

@@ -1,4 +1,4 @@
-"""The x-update reduced to one unknown (appendix A of the paper).
+"""The x-update reduced to one unknown (appendix A.3 of the paper).
 
     x* = argmin  -step x_j + KL(x || y)   over   0 <= x,  x_j <= cap,  sum x <= B1,  sum c x <= B2
 
@@ -40,7 +40,7 @@ cdef extern from *:
     const double TOLERANCE "DPDL_TOLERANCE"
     # Above the rounding of a cap, 2^-53 |log cap|; below the accuracy that is asked of a solution, 1e-12.
     const double TIE "DPDL_TIE"
-    # A cap that leaves less of a bound than this: the kept sums, known to 1e-15 or so, do not tell what the others hold.
+    # A cap that leaves less of a bound than this: the kept sums, known to 1e-15, do not tell what the others hold.
     const double LITTLE "DPDL_LITTLE"
 
 ctypedef struct Pair:           # the sampled coordinate
@@ -186,7 +186,8 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         return
     # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
     beyond = 1.01 * log1p((m.s1 + j.c * exp(log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
-    high = leave * (1.0 + TOLERANCE) + beyond if leave > 0.0 else beyond    # leave may be so large that it absorbs beyond
+    # leave may be so large that it absorbs beyond.
+    high = leave * (1.0 + TOLERANCE) + beyond if leave > 0.0 else beyond
 
     excess = q.weighted - q.bound
     steepest = m.s2 + j.c * (j.c * q.x)         # at low: bounds |dG/dbeta| from there on, since sum c^2 x decreases

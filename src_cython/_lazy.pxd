@@ -24,9 +24,9 @@ in all steps but those that jump. Moments gather one rounding a touch: at most r
 between two refreshes. Kept totals are compensated and re-derived from the moments at every shift, so they share that
 bound.
 
-Averages. Let P_i be the sum of f_i = x_i / z_i over the steps since the bin's last rebase: sum_k d_i^k q_{b,k} + quiet f_i,
-where q_{b,k} gathers exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift and quiet counts the steps since.
-While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last changed
+Averages. Let P_i be the sum of f_i = x_i / z_i over the steps since the bin's last rebase. It is sum_k d_i^k q_{b,k} +
+quiet f_i, where q_{b,k} gathers exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift and quiet counts the
+steps since. While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last changed
 (`mark`), and when z_i changes again, acc_i takes z_i (P_i - mark). Every part of the sum is nonnegative, and so is the
 sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a part, and with it that of
 an average however small, is below 4 refresh 2^-53: 3e-11 at the least `refresh` that is chosen by default. A rebase
@@ -395,7 +395,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
 
 cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Value *V,
                      Multiplier *lam) noexcept nogil:
-    """One iteration of algorithm 1; all gradients are taken at the old iterate."""
+    """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
     cdef const double *u = utilities(h)
     cdef Member *j = &f.member[h.pair]
     cdef int64_t s = j.state, s_next = h.s_next

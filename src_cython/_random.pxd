@@ -40,9 +40,9 @@ cdef extern from *:
     void dpdl_prefetch_read(const void *address) noexcept nogil
 
 cdef enum Order:
-    REPLACEMENT = 0     # independent draws: the synchronous theorem
+    REPLACEMENT = 0     # independent draws: Theorem 4.1
     SHUFFLE = 1         # epochs without replacement
-    TRAJECTORY = 2      # the log's own order: the asynchronous theorem
+    TRAJECTORY = 2      # the log's own order: Theorem 4.6
 
 ctypedef struct Column:         # of Vose's alias table: one access a draw
     double keep                 # take `state` if a uniform falls below this, else `other`

@@ -487,7 +487,7 @@ def test_the_proposition_is_claimed_when_every_premise_holds(faked):
     assert result.status is Status.COMPLETED
     assert all(premise.holds for premise in result.premises)
     assert result.guarantee == (
-        "Proposition adp with c_o = 1: if the transitions are as the premises say, then with probability at least "
+        "Proposition G.2 with c_o = 1: if the transitions are as the premises say, then with probability at least "
         "0.95, psi = 2 <= 4 C*, every J^u_i(policy) >= 0 and J(pi*) - J(policy) is O(C*/psi) eps, with a constant that "
         "the paper does not give."
     )

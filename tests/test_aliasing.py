@@ -465,7 +465,7 @@ def test_no_array_of_a_result_can_be_changed():
     result = learn(make_log(), **RUN, rho0=[0.25] * 4)
     for array in (result.x_mean, result.policy, result.V_mean, result.lam_mean, result.V, result.log_lam):
         refuses_to_change(array)
-    for name in ("coordinates", "last_coordinates"):
+    for name in ("x_table", "last_log_x_table"):
         refuses_to_change(getattr(result, name).pairs)
         refuses_to_change(getattr(result, name).values)
     result.last.V[:] = 7  # a point is the caller's

@@ -1,4 +1,4 @@
-"""The method converges as theorem algB-gap says: Gap(x_mean), computed exactly, falls like T^(-1/2)."""
+"""The method converges as Theorem 4.4 says: Gap(x_mean), computed exactly, falls like T^(-1/2)."""
 
 import numpy as np
 

@@ -143,7 +143,7 @@ def test_the_module_of_exact_references_has_the_same_gradients():
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_printed_sign_of_g_x_is_not_the_gradient(step):
-    """Equation def-gradient prints r + gamma V(s) - V(s'); the estimator must not be that."""
+    """Equation (9) prints r + gamma V(s) - V(s'); the estimator must not be that."""
     mu, P, r, u = empirical_model()
     utilities = np.tensordot(START["lam"], u - (1 - GAMMA) * KAPPA, axes=1)
     printed = mu / REFERENCE.mu_hat * (r + GAMMA * START["V"][:, None] - P @ START["V"] + utilities)

@@ -109,7 +109,7 @@ def test_slater_constant_is_as_claimed(instance):
 @FEW
 @given(block_instances(repaired=True))
 def test_repaired_instances_have_a_slater_policy_that_the_data_covers(instance):
-    """The learning theorem assumes Slater's condition within Pi(C*): e' at every s_0 and e at every s_1 has v0."""
+    """Section 2.3 assumes Slater's condition within Pi(C*): e' at every s_0 and e at every s_1 has v0."""
     hard, _ = instance
     v0, C = visits(hard.cmdp.gamma)[0], hard.concentrability
     assert hard.slater > v0 > 2 / 3
@@ -218,7 +218,7 @@ def test_the_remark_keeps_the_lemma_up_to_the_limit_on_varpi(factor):
 
 
 def test_beyond_the_limit_the_action_of_the_remark_pays():
-    """The remark calls it a small modification; at varpi_c = 1/2 it moves the optimum to where the data is not."""
+    """Remark F.4 calls it a small modification; at varpi_c = 1/2 it moves the optimum to where the data is not."""
     signs = {"theta_c": np.ones((4, 1)), "gamma": 0.9}
     plain = instances.lower_bound(4, 3, 8, varpi_c=0.5, **signs)
     repaired = instances.lower_bound(4, 3, 8, varpi_c=0.01, repaired=True, **signs)

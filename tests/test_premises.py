@@ -55,7 +55,7 @@ def test_an_exemplary_run_has_its_guarantee(problem):
     eps = theory.largest_eps(problem)
     claim = guarantee(*_run(problem, eps))
     assert claim is not None
-    assert "algB-thm-demo with c_o = 1:" in claim
+    assert "Theorem 4.1 with c_o = 1:" in claim
     assert "probability at least 0.95" in claim
     assert f"{10.95 * eps:.6g}" in claim
 
@@ -64,7 +64,7 @@ def test_an_exemplary_run_has_its_guarantee(problem):
 def test_an_exemplary_trajectory_has_its_guarantee(mixing_time):
     claim = guarantee(*_run(mixing_time=mixing_time))
     assert claim is not None
-    assert "algB-thm-markov-demo with c'_o = 1, c'_e = 1:" in claim
+    assert "Theorem 4.6 with c'_o = 1, c'_e = 1:" in claim
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ def test_holds(name):
 
 @pytest.mark.parametrize("name", ["variance", "lower", "slater"])
 def test_the_printed_sign_of_g_x_fails(name, monkeypatch):
-    """Equation def-gradient prints r + gamma V(s) - V(s')."""
+    """Equation (9) prints r + gamma V(s) - V(s')."""
     sabotage(monkeypatch, lambda constants: dataclasses.replace(constants, V_here=constants.gamma, V_next=-1.0))
     outcome = run(name)
     assert outcome.holds is False, outcome.verdict
 
 
 def test_gradients_without_the_second_constraint_fail(monkeypatch):
-    """With psi below C* the iterates then leave X, of which alone proposition grad-var speaks."""
+    """With psi below C* the iterates then leave X, of which alone Proposition C.1 speaks."""
     sabotage(monkeypatch, lambda constants: dataclasses.replace(constants, B2=1e300))
     outcome = run("variance")
     assert outcome.holds is False

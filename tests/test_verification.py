@@ -72,7 +72,7 @@ def test_margins_and_verdict_turn_at_the_thresholds():
 
 
 def test_a_large_positive_utility_is_no_offence():
-    """The printed algorithm compares the whole norm; a policy with room to spare must pass."""
+    """Algorithm 3 as printed compares the whole norm; a policy with room to spare must pass."""
     safe = Dataset([0, 0], [0, 1], [0, 0], [0.5, 0.1], [[0.9], [1.0]], n_states=1, n_actions=2)
     result = learn(safe, gamma=0.5, psi=2, slater=0.5, T=100_000, rho0=[1.0], rng=0)
     found = verify(result, safe, rho0=[1.0], eps=0.2)
@@ -123,7 +123,7 @@ def estimation_error(cmdp, mu, weight, n, delta):
 def test_verdicts_against_the_exact_residuals_over_two_hundred_problems():
     """True if the exact residuals are inside by the estimation error of the samples used, false if outside by it.
 
-    The lemma's own error takes 10^8 samples and more; here it is worked out for the number that is drawn.
+    The error of Lemma G.3 takes 10^8 samples and more; here it is worked out for the number that is drawn.
     """
     delta, n, decided, wrong = 0.05, 150_000, {True: 0, False: 0}, {True: 0, False: 0}
     close = [0, 0]

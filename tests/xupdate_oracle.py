@@ -1,4 +1,4 @@
-"""High-precision oracle of the x-update (appendix A of the paper) and a generator of adversarial problems.
+"""High-precision oracle of the x-update (appendix A.3 of the paper) and a generator of adversarial problems.
 
 The problem, with y = exp(log_x), KL(x || y) = sum x log(x/y) - x + y and a gradient at coordinate j only:
 

@@ -1,12 +1,12 @@
-"""Proposition adp: without knowing C*, the adaptive method stops with psi_K <= 4 C*, safe, and as good as its class.
+"""Proposition G.2: without knowing C*, the adaptive method stops with psi_K <= 4 C*, safe, and as good as its class.
 
 Random problems with C* from 1.5 to 40, fresh transitions for every phase of every level. Two of the paper's constants
 are out of reach and replaced, the others kept: eps = 1/(10 (1-gamma)) is not divided by 15, and J-hat may grow by
-eps/2 instead of 500 eps (which exceeds every reward, so that the second test would always pass). The steps are the
-theorem's with c_o = 1/2; mu_hat and VERIFY have half as many transitions each, where the propositions ask for 10^9 and
-more.
+eps/2 instead of 500 eps (which exceeds every reward, so that the second test would always pass). The steps are
+those of Theorem 4.1 with c_o = 1/2; mu_hat and VERIFY have half as many transitions each, where Propositions 4.3
+and G.1 ask for 10^9 and more.
 
-Accepted, each in a share 1 - delta of the problems at least, as theorem adaptive has it:
+Accepted, each in a share 1 - delta of the problems at least, as Theorem 6.2 has it:
 
 * the method stops by itself within log2 C* + 2 levels (rounded up), that is with psi_K <= 4 C*; it is not given more;
 * its policy has every utility above kappa less VERIFY's threshold, 2 slater eps > 0, on the true model;

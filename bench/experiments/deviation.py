@@ -1,4 +1,4 @@
-"""Remark unknownC and theorem algB-thm-demo: what a psi below C* costs, and what one above it does.
+"""Remark 4.2 and Theorem 4.1: what a psi below C* costs, and what one above it does.
 
 The fast action comes in four interchangeable versions with a sixteenth of the data each, so that below C* the second
 constraint of X binds: speed is there, but spread over more pairs than N. Theory says, with kappa = 0 and mu_hat = mu:

@@ -3,7 +3,7 @@
 A lower bound holds for every learner, so that a broken one passes it with ease. Both experiments therefore ask for a
 second side. At the varpi of the proof, which shrinks with N, losses shrink with N whatever the policy; but at varpi =
 1/2, where the signs matter most and are easiest to see, they only shrink if the learner learns. There the upper bound
-of the paper, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like N^(-1/2).
+of Theorem 4.1, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like N^(-1/2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DELTA = 0.05
 
 @dataclass(frozen=True)
 class Learners:
-    """DPDL with the theorem's constants, and the linear program of the plug-in model.
+    """DPDL with the constants of Theorem 4.1, and the linear program of the plug-in model.
 
     `slater` is what DPDL is told.
     """

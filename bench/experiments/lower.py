@@ -1,12 +1,12 @@
-"""Theorem lower-bound-demo: on the hard family no learner loses less than the bound; and DPDL's loss keeps falling.
+"""Theorem 5.1: on the hard family no learner loses less than the bound; and DPDL's loss keeps falling.
 
 The loss is L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, whose mean over random signs is at least the proof's
 bound at the proof's varpi (`dpdl.instances.hard_bounds` on means and maxima). Two learners must lie above it for all N.
 The module `hard` here says why that is only half of a test, and what the other half is: at varpi = 1/2 the loss of DPDL
 must fall at least like N^(-0.4), where the upper bound has N^(-1/2).
 
-The family is that of the remark, with Slater's constant above 2/3; without the remark's action it is of the order of
-10^-3, and the theorem's own step sizes stand still. That action is also what DPDL loses most by: it starts with half of
+The family is that of Remark F.4, with Slater's constant above 2/3; without its action it is of the order of
+10^-3, and Theorem 4.1's own step sizes stand still. That action is also what DPDL loses most by: it starts with half of
 its weight there, at a reward of -1, and the average of its iterates forgets that like N^(-1/2). The table has the loss
 through wrong signs next to it, which is smaller and falls later.
 """

@@ -72,5 +72,5 @@ def descend(known: Known, log: Dataset, psi: float, n_steps: int, seed: int, kap
 
 
 def accuracy(known: Known, psi: float, n_steps: int) -> float:
-    """The eps that the steps buy by theorem algB-thm-demo with c_o = 1: its constant is unknown, its shape is not."""
+    """The eps that the steps buy by Theorem 4.1 with c_o = 1: its constant is unknown, its shape is not."""
     return theory.eps_from_steps(known.problem(psi), n_steps, DELTA)

@@ -1,9 +1,9 @@
-"""Theorem algB-thm-markov: one trajectory serves in place of independent transitions, at a price that grows with t_mix.
+"""Theorem 4.6: one trajectory serves in place of independent transitions, at a price that grows with t_mix.
 
 Two clusters of states that the chain changes between with a small probability: the smaller, the longer it takes to mix,
 while the problem and the stationary distribution hardly change. For each chain the exact gap after T steps along one
 trajectory and after T independent transitions of the same distribution, each with eta = 1/sqrt(T) and with the
-eta = 1/sqrt(t_mix T) that the theorem's proof ends in. mu_hat is the stationary distribution itself throughout.
+eta = 1/sqrt(t_mix T) that appendix H.2 ends in. mu_hat is the stationary distribution itself throughout.
 
 The price of the trajectory is the ratio of the two gaps at the same eta = 1/sqrt(T); comparing different etas would
 mostly show what the smaller step costs, which has nothing to do with the data and is printed beside it.

@@ -1,4 +1,4 @@
-"""Lemma adaptive-j0-error-bound-demo: j_0 rises up to C*, is flat from there on, and cannot stall on the way.
+"""Lemma 6.1: j_0 rises up to C*, is flat from there on, and cannot stall on the way.
 
 For psi < psi' <= C* the lemma says J* - j_0(psi') <= (C* - psi)/(psi' - psi) (j_0(psi') - j_0(psi)). Its proof gives
 more, (C* - psi') in place of (C* - psi), because j_0 is concave.
@@ -7,7 +7,7 @@ Exactly, on random problems and on the one of the runs: j_0 by its linear progra
 strictly up to C*, equal J* from there on, and obey the sharper inequality.
 
 In runs, as the adaptive method uses it: J-hat, VERIFY's estimate on fresh transitions, must rise up to C* and be j_0 up
-to O(eps) at every psi. Accepted is a distance of at most eps with c_o = 1 in the mean (proposition verify has 400 eps),
+to O(eps) at every psi. Accepted is a distance of at most eps with c_o = 1 in the mean (Proposition G.1 has 400 eps),
 and that J-hat obeys the lemma up to eps; and J_0(x_mean) <= j_0(psi) in every run, since x_mean lies in X. The fast
 action comes in eight versions, so that below C* the second constraint of X binds.
 """

@@ -1,4 +1,4 @@
-"""Theorem algB-gap: Gap(x_mean), computed exactly, falls like T^(-1/2)."""
+"""Theorem 4.4: Gap(x_mean), computed exactly, falls like T^(-1/2)."""
 
 from __future__ import annotations
 

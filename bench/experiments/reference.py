@@ -1,4 +1,4 @@
-"""Proposition empirical-dis: the estimate mu_hat has its three properties at N_e samples.
+"""Proposition 4.3: the estimate mu_hat has its three properties at N_e samples.
 
 (1) mu <= 2 mu_hat and mu_hat >= floor; (2) W^-1 nu lies in X for every policy in Pi(psi); (3) ||Wx - x||_1 is at most
 slater (1-gamma) eps_e for every x in X. "Every" is decided by two linear programs. Counts are multinomial, so that N_e,

@@ -1,8 +1,8 @@
-"""Theorem algB-thm-demo: with kappa = 5 slater eps the learned policy keeps the constraint, at a price of O(eps).
+"""Theorem 4.1: with kappa = 5 slater eps the learned policy keeps the constraint, at a price of O(eps).
 
 The policy of each run is evaluated exactly on the true model. Theory, with eps what T steps buy at c_o = 1, says for
 psi >= C*: the policy breaks the constraint in a share of at most delta of the runs, and in all others loses at most
-eps/2 + 2 kappa/slater + 45 eps/100 < 11 eps of the reward (the end of the theorem's proof). Both are accepted as they
+eps/2 + 2 kappa/slater + 45 eps/100 < 11 eps of the reward (equation (35)). Both are accepted as they
 stand. Of kappa = 0 it says nothing, but unless that breaks the constraint often, above delta by a confidence bound at
 99%, the first half proves nothing, and the verdict is that it is not seen.
 

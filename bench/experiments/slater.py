@@ -1,9 +1,9 @@
-"""Theorem slater: where no policy is safe with room to spare, every learner violates, DPDL less and less.
+"""Theorem 5.2: where no policy is safe with room to spare, every learner violates, DPDL less and less.
 
 At the proof's varpi the mean violation of two learners, over random signs, must lie above the proof's bound at every N.
 The module `hard` here says why that is only half of a test. The other half is at varpi = 1/2. There V = 0 and lam = 0
-are optimal duals, as there is no reward. So lemma duality-gap-decomp holds without Slater's condition, and with
-kappa = 0 it says that the violation is at most slater/4 Gap(x_mean), up to the error of mu_hat; theorem algB-gap bounds
+are optimal duals, as there is no reward. So Lemma E.3 holds without Slater's condition, and with
+kappa = 0 it says that the violation is at most slater/4 Gap(x_mean), up to the error of mu_hat; Theorem 4.4 bounds
 the gap by eps/2. So DPDL's violation must fall at least like N^(-0.4), where the upper bound has N^(-1/2).
 
 DPDL has to be told some slater, though there is none. Without a reward the policy does not depend on it: every scale

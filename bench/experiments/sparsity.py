@@ -1,4 +1,4 @@
-"""Theorem algB-gap and proposition sparsity: the gap grows like the root of N = min(S + I, S A), not of S A.
+"""Theorem 4.4 and Proposition 2.1: the gap grows like the root of N = min(S + I, S A), not of S A.
 
 From one problem, S = 8 states, A = 4 actions and I = 1 utility, we go two ways at fixed T, psi, C*, slater and gamma:
 

@@ -1,9 +1,9 @@
-"""Proposition grad-var: the stochastic gradients are unbiased, and as small as the appendix says.
+"""Proposition C.1: the stochastic gradients are unbiased, and as small as appendix C says.
 
 Runs with psi above and below C* are halted at their start, middle and end. From each of these points the compiled core
 takes one step for every sample (s0, s, a, s') that has a chance, and the change of V, log lam and log x reveals its
 gradients. Weighted by their chances they must add up to the gradient of the Lagrangian, and their sizes and second
-moments, hence exact, must obey the bounds of the appendix with its own constants. The norm of g_x carries an arbitrary
+moments, hence exact, must obey the bounds of appendix C with its own constants. The norm of g_x carries an arbitrary
 x' in X: the worst one is found by a linear program. The proposition speaks of feasible points, so that the points must
 also lie in X, V and Lambda, or the statement would be about a run that does not exist.
 """
@@ -72,7 +72,7 @@ class Game:
         }
 
     def feasible(self, point: Point) -> bool:
-        """Whether the point lies in X x V x Lambda (equation def-feasible)."""
+        """Whether the point lies in X x V x Lambda (equation (8))."""
         problem, mu_hat, x = self.known.problem(self.psi), self.reference.mu_hat, point.x
         gamma, slack = problem.gamma, 1 + 1e-9
         return bool(
@@ -156,7 +156,7 @@ class Game:
 
     @property
     def bounds(self) -> Array:
-        """The appendix' own constants, in order of NAMES."""
+        """The constants of appendix C, in order of NAMES."""
         problem = self.known.problem(self.psi)
         w = self.psi / (1 - problem.gamma)
         advantage = 64 / (problem.slater * (1 - problem.gamma))
@@ -173,14 +173,14 @@ class Game:
 
 
 def game(known: Known, psi: float) -> Game:
-    """Estimate mu_hat from rather few samples, so that W differs from one, and let the rest be the theorem's."""
+    """Estimate mu_hat from rather few samples, so that W differs from one, and let the rest be that of Theorem 4.1."""
     problem = known.problem(psi)
     n_samples = 10**7
     counts = np.random.default_rng(1).multinomial(n_samples, known.mu.ravel())
     pairs = np.flatnonzero(counts)
     floor = theory.reference_floor(problem, EPS)
     reference = Reference(pairs, counts[pairs], n_samples, floor, *known.mu.shape)
-    assert (known.mu <= 2 * reference.mu_hat).all()  # property (1) of proposition empirical-dis, the premise
+    assert (known.mu <= 2 * reference.mu_hat).all()  # property (1) of Proposition 4.3, the premise
     return Game(known, psi, reference, theory.conservatism(problem, EPS))
 
 

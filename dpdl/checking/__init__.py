@@ -1,1 +1,1 @@
-"""What data says about a run: VERIFY (algorithm 3) and the Slater constant."""
+"""What data says about a run: VERIFY (Algorithm 3) and the Slater constant."""

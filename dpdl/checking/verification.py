@@ -1,4 +1,4 @@
-"""VERIFY (algorithm 3): from fresh transitions, is W x_mean nearly an occupancy, and nearly safe?
+"""VERIFY (Algorithm 3): from fresh transitions, is W x_mean nearly an occupancy, and nearly safe?
 
 With w(s,a) = x_mean(s,a)/mu_hat(s,a) and n transitions that neither mu_hat nor the descent has seen,
 
@@ -7,7 +7,7 @@ With w(s,a) = x_mean(s,a)/mu_hat(s,a) and n transitions that neither mu_hat nor 
     Delta-hat(s')     = mean of w (1[s = s'] - gamma 1[s_next = s']) - rho0(s')    A'W x - rho0
 
 and the verdict is true iff ||Delta-hat||_1 <= 1.5 slater (1-gamma) eps and ||[J-hat^{u kappa}]_-||_inf <= 3 slater eps.
-The paper prints the second norm without the negative part, which its proof needs.
+Algorithm 3 prints the second norm without the negative part, which its proof (appendix G.3) needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Verification:
     n_samples : int
         Transitions used.
     enough : bool
-        Whether that is the number that proposition verify asks for; without it the verdict is only an indication.
+        Whether that is the number that Proposition G.1 asks for; without it the verdict is only an indication.
     """
 
     verdict: bool
@@ -69,7 +69,7 @@ def verify(
     eps: float | None = None,
     delta: float | None = None,
 ) -> Verification:
-    """Check a learned solution on fresh transitions (algorithm 3).
+    """Check a learned solution on fresh transitions (Algorithm 3).
 
     Parameters
     ----------

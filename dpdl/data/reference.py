@@ -1,4 +1,4 @@
-"""Where the data lies: counts, and the floored estimate mu_hat of its distribution (equation def-empirical-dis)."""
+"""Where the data lies: counts, and the floored estimate mu_hat of its distribution (equation (10))."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def estimate_reference(dataset: Dataset, floor: float) -> Reference:
     dataset : Dataset
         The transitions to count. The theorems ask that they are not used again for learning.
     floor : float
-        Least value of mu_hat, in (0, 1]; `theory.reference_floor` gives the paper's.
+        Least value of mu_hat, in (0, 1]; `theory.reference_floor` gives that of Proposition 4.3.
 
     Returns
     -------

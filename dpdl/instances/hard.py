@@ -1,7 +1,7 @@
 """The problems behind the paper's lower bounds, with everything that they have in closed form.
 
-`lower_bound` builds the family of theorem lower-bound-demo (appendix LowerBound), or its variant with a large Slater
-constant (the remark after the proof); `no_slater` builds that of theorem slater. Each hides signs theta in transition
+`lower_bound` builds the family of Theorem 5.1 (appendix F.1), or its variant with a large Slater
+constant (Remark F.4); `no_slater` builds that of Theorem 5.2. Each hides signs theta in transition
 probabilities that differ from 1/2 by varpi/2, and a learner that has not found the signs loses. Every block waits in
 s_0, decides in s_1 and collects in s_plus or s_minus. With
 
@@ -15,12 +15,12 @@ Where the constructions differ from the printed ones:
 
 1. P(s_minus | s_1, b_i) is printed with a_i; nu(s_1) is rho v1, not rho v1/(1-gamma); nu(s_plus) and nu(s_minus) lack
    the factor rho; mu(s_1, a_i) runs over i in [K], not [I]; the constraints sit at s_1, not at s_0.
-2. There are 2 K S_c constraints (<= I), not K S_c. The loss of lemma lower-bound-regret subtracts v1/(4SK) from the
+2. There are 2 K S_c constraints (<= I), not K S_c. The loss of Lemma F.1 subtracts v1/(4SK) from the
    second utility; it must add rho_c v1/(4K).
-3. Theorem slater says at most S states; its construction has S + 4. Equation lower-bound-2-est lacks a factor varpi.
-4. The remark's action e' lifts all utilities at once for a reward of -1. The optimum stays where it was, for all theta,
-   only if gamma varpi_c S_c K is at most about 4/3 (1-gamma); lemma lower-bound-regret survives up to 4/5 (1-gamma).
-   With the proof's varpi_c that holds for large N only; `lower_bound` refuses a larger varpi_c. The remark gives no mu:
+3. Theorem 5.2 says at most S states; its construction has S + 4. Equation (45) lacks a factor varpi.
+4. Remark F.4's action e' lifts all utilities at once for a reward of -1. The optimum stays where it was, for all theta,
+   only if gamma varpi_c S_c K is at most about 4/3 (1-gamma); Lemma F.1 survives up to 4/5 (1-gamma).
+   With the proof's varpi_c that holds for large N only; `lower_bound` refuses a larger varpi_c. Remark F.4 gives no mu:
    here e' gets as much as e, so that Slater's condition holds within Pi(C) too, with v0 at least. (Without e' it fails
    there for some theta: the data caps s_minus at what e leads to, and so pi(b_i) at 0 in a block of minus signs.)
 """
@@ -76,7 +76,7 @@ def lower_bound(
     repaired: bool = False,
     rng: Any = None,
 ) -> BlockInstance:
-    """Build an instance of theorem lower-bound-demo: S blocks, each a bandit whose good arms the data hardly shows.
+    """Build an instance of Theorem 5.1: S blocks, each a bandit whose good arms the data hardly shows.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def lower_bound(
     varpi_c, varpi_u : float, optional
         How much they matter, in (0, 1/2]; drawn uniformly if not given. varpi_u belongs to unconstrained blocks only.
     repaired : bool
-        Whether to add the remark's action e' at every s_0: reward -1, all utilities 1. Slater's constant is then above
-        2/3. Here varpi_c may not exceed 4/5 (1-gamma)/(gamma S_c K): beyond that the lemma of the loss fails, and soon
+        Whether to add Remark F.4's action e' at every s_0: reward -1, all utilities 1. Slater's constant is then above
+        2/3. Here varpi_c may not exceed 4/5 (1-gamma)/(gamma S_c K): beyond that Lemma F.1 fails, and soon
         after e' begins to pay.
     rng : None, int or numpy.random.Generator
         Source of randomness for what is not given.
@@ -195,7 +195,7 @@ def no_slater(
     varpi: float | None = None,
     rng: Any = None,
 ) -> NoSlaterInstance:
-    """Build an instance of theorem slater: one constraint, no reward, and a single policy that is safe.
+    """Build an instance of Theorem 5.2: one constraint, no reward, and a single policy that is safe.
 
     Parameters
     ----------

@@ -4,11 +4,11 @@ The problems themselves are in `dpdl.instances.hard`. The theorems give rates up
 have constants, and the functions below use those unless told otherwise. The proofs have gaps which leave these
 constants standing:
 
-1. Fano's inequality is applied as alpha (1 - ...) where the lemma has alpha/2 (1 - ...), in both proofs.
+1. Fano's inequality is applied as alpha (1 - ...) where Lemma F.3 has alpha/2 (1 - ...), in both proofs.
 2. Its ratio is to be at most 5/6. With a packing of exp(n/8) vectors log 2/log|Theta| alone exceeds one for n <= 5; in
-   the proof of theorem slater, with the printed bound of the divergence, the ratio exceeds one for every n.
+   the proof of Theorem 5.2, with the printed bound of the divergence, the ratio exceeds one for every n.
 3. A maximum over theta_c and one over theta_u are added as if the same theta attained both.
-4. Factor C is missing under the square roots that end the proof of theorem lower-bound-demo; the theorem has it.
+4. Factor C is missing under the square roots that end the proof of Theorem 5.1; the theorem has it.
 5. For A in {7, 8} and I in {8, ..., 11} the recipe gives S_c K = 3 and with it varpi_c = 0: the constrained blocks add
    nothing, and for S = 4, where S_u = 0, the proof shows nothing.
 
@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> Blocks:
-    """Return how `lower_bound` divides S blocks, given A actions and I utilities (start of appendix LowerBound).
+    """Return how `lower_bound` divides S blocks, given A actions and I utilities (start of appendix F.1).
 
     K = min([I/2], [(A-1)/2]) and S_c = min([I/(2K)], S); the other blocks are unconstrained, or left out if they are
     fewer than four.
@@ -71,8 +71,8 @@ def hardest_varpi(
 ) -> Array:
     """Return the varpi at which N samples do not show n signs yet: min(sqrt((n-3) C/(8 (1-gamma) N)), 1/2).
 
-    The proof of theorem lower-bound-demo takes it with n = S_c K for varpi_c and n = S_u for varpi_u; that of theorem
-    slater, ``family="no_slater"``, takes n = S and 16 in place of 8.
+    The proof of Theorem 5.1 takes it with n = S_c K for varpi_c and n = S_u for varpi_u; that of
+    Theorem 5.2, ``family="no_slater"``, takes n = S and 16 in place of 8.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def suboptimality_bound(
     gamma: float,
     constant: float | None = None,
 ) -> Array:
-    """Return what a learner that is always safe loses at least, on average, for some theta (theorem lower-bound-demo).
+    """Return what a learner that is always safe loses at least, on average, for some theta (Theorem 5.1).
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def suboptimality_bound(
 def violation_bound(
     n_samples: ArrayLike, n_blocks: int, concentrability: float, gamma: float, constant: float | None = None
 ) -> Array:
-    """Return what any learner violates at least, on average, for some theta of `no_slater` (theorem slater).
+    """Return what any learner violates at least, on average, for some theta of `no_slater` (Theorem 5.2).
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def violation_bound(
 
 
 def packing(n: int, size: int | None = None, distance: float = 0.25, rng: Any = None) -> NDArray[np.int64]:
-    """Find sign vectors any two of which differ in many places (lemma lower-bound-theta; Gilbert 1952, Varshamov 1957).
+    """Find sign vectors any two of which differ in many places (Lemma F.2; Gilbert 1952, Varshamov 1957).
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def packing(n: int, size: int | None = None, distance: float = 0.25, rng: Any = 
 
 
 def visits(gamma: float) -> tuple[float, float, float]:
-    """Return v0, v1 and v (equation lower-bound-const)."""
+    """Return v0, v1 and v (equation (38))."""
     return 2 / (2 + gamma), 2 * gamma / (4 - gamma**2), gamma**2 / (4 - gamma**2)
 
 

@@ -1,6 +1,6 @@
 """What the hard instances of `dpdl.instances.hard` have in closed form.
 
-Every formula is that of appendix LowerBound, with the slips corrected that `dpdl.instances.hard` lists.
+Every formula is that of appendix F, with the slips corrected that `dpdl.instances.hard` lists.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HardInstance(Instance, ABC):
     def is_safe(self, policy: ArrayLike) -> bool:
         """Return whether no utility is negative: pi(a_i) <= pi(b_i) <= 1/(4K), or pi(b | s^j) = theta_j throughout.
 
-        The policy's numbers are compared as they are, without a tolerance. With the remark's e' (`repaired`) more
+        The policy's numbers are compared as they are, without a tolerance. With Remark F.4's e' (`repaired`) more
         policies are safe, and the sums that are compared carry roundings.
 
         Examples
@@ -72,7 +72,7 @@ class HardInstance(Instance, ABC):
 
 @dataclass(frozen=True, eq=False)
 class BlockInstance(HardInstance):
-    """A CMDP of theorem lower-bound-demo; see `lower_bound`.
+    """A CMDP of Theorem 5.1; see `lower_bound`.
 
     Block j has the states 4j .. 4j+3: s_0, s_1, s_plus, s_minus. In a constrained block the actions at s_1 are a_i = i,
     b_i = K + i and e = 2K, the last; in an unconstrained block they are a = 0 and e, which is all the rest, with mu on
@@ -87,7 +87,7 @@ class BlockInstance(HardInstance):
     varpi_c, varpi_u : float
         How much they matter, in (0, 1/2]; varpi_u is 0 if there are no unconstrained blocks.
     repaired : bool
-        Whether it is the variant of the remark.
+        Whether it is the variant of Remark F.4.
     """
 
     theta_c: Signs
@@ -115,7 +115,7 @@ class BlockInstance(HardInstance):
         return np.append(states, 0.0)[:, None] * pi
 
     def reward(self, policy: ArrayLike) -> float:
-        """Return the reward J of a policy, by formula (equation lower-bound-reawrd-formula).
+        """Return the reward J of a policy, by formula (equation (39)).
 
         Examples
         --------
@@ -146,7 +146,7 @@ class BlockInstance(HardInstance):
         return np.concatenate([(often * (b - a) + lift).ravel(), (often * (most - b) + kept * lift).ravel()])
 
     def loss(self, policy: ArrayLike) -> float:
-        """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (lemma lower-bound-regret).
+        """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (Lemma F.1).
 
         Examples
         --------
@@ -159,7 +159,7 @@ class BlockInstance(HardInstance):
         return max(self.optimal_value - self.reward(policy), 0.0) + price * self.violation(policy)
 
     def loss_floor(self, policy: ArrayLike) -> float:
-        """Return what L(pi; theta) is at least, in terms of the errors in theta (lemma lower-bound-regret).
+        """Return what L(pi; theta) is at least, in terms of the errors in theta (Lemma F.1).
 
         Examples
         --------
@@ -197,7 +197,7 @@ class BlockInstance(HardInstance):
 
 @dataclass(frozen=True, eq=False)
 class NoSlaterInstance(HardInstance):
-    """A CMDP of theorem slater; see `no_slater`.
+    """A CMDP of Theorem 5.2; see `no_slater`.
 
     The states are s_0, s_plus, s_minus, then s^1 .. s^S with actions a = 0 and b = 1, then the null state.
 

@@ -204,7 +204,7 @@ class Constants:
         """Work them out."""
         return cls(
             gamma=settings.gamma,
-            # g_x holds r - V(s) + gamma V(s'). The paper prints the two coefficients the other way round; they have
+            # g_x holds r - V(s) + gamma V(s'). Equation (9) prints the two coefficients the other way round; they have
             # names so that the experiments can be run with that slip, and be seen to fail.
             V_here=-1.0,
             V_next=settings.gamma,

@@ -1,7 +1,7 @@
 """The algorithm in plain NumPy: the executable specification that the compiled core is held to.
 
-It reads like algorithm 1 of the paper, keeps every pair of S x A, and solves the x-update by the four cases of appendix
-A one after another. Fed the draws of a `Sampler`, it makes the same iterates as the core, some hundred times slower.
+It reads like Algorithm 1 of the paper, keeps every pair of S x A, and solves the x-update by the four cases of appendix
+A.3 one after another. Fed the draws of a `Sampler`, it makes the same iterates as the core, some hundred times slower.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Twin:
         self.r, self.u = self.dataset.r.copy(), self.dataset.u.copy()
 
     def step(self, record: int, initial: int) -> None:
-        """One iteration of algorithm 1 with the sample (s0, s, a, s', r, u); all gradients at the old iterate."""
+        """One iteration of Algorithm 1 with the sample (s0, s, a, s', r, u); all gradients at the old iterate."""
         k = self.settings
         s, a, s_next = (column[record] for column in self.columns)
         j = s * self.mu_hat.shape[1] + a
@@ -73,7 +73,7 @@ class Twin:
         self.V_sum += self.V
         self.lam_sum += lam
 
-        # Equation def-gradient, with the sign of g_x as the Lagrangian has it.
+        # Equation (9), with the sign of g_x as the Lagrangian has it.
         w = x[j] * self.c[j]
         g_V = np.zeros_like(self.V)
         g_V[initial] += 1
@@ -82,7 +82,7 @@ class Twin:
         g_lam = w * u
         g_x = (self.r[record] - self.V[s] + k.gamma * self.V[s_next] + u @ lam) * self.c[j]
 
-        # Equation def-update.
+        # Equation (11).
         self.V = np.clip(self.V - k.eta / k.alpha_V * g_V, -k.radius_V, k.radius_V)
         self.log_lam = lam_update(self.log_lam, k.eta / k.alpha_lam * g_lam, k.radius_lam)
         self.log_x, case = x_update(self.log_x, self.c, self.log_cap[j], j, k.eta / k.alpha_x * g_x, self.B1, self.B2)
@@ -113,7 +113,7 @@ def lam_update(log_lam: Array, step: Array, radius: float) -> Array:
 
 
 def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> tuple[Array, int]:
-    """Solve argmin -step x_j + KL(x || y) over x_j <= cap, sum x <= B1, sum c x <= B2 by the cases of appendix A.
+    """Solve argmin -step x_j + KL(x || y) over x_j <= cap, sum x <= B1, sum c x <= B2 by the cases of appendix A.3.
 
     Returns the logarithm of x and the case, 1 to 4.
 

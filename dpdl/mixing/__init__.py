@@ -5,14 +5,14 @@ For an irreducible aperiodic kernel P with stationary distribution mu,
     E(t) = max_s TV(P^t(s, .), mu)    (tv_distance),        t_mix = min {t : E(t) <= 1/4}    (mixing_time),
 
 and E(t) <= 2^(-floor(t/t_mix)). A kernel is a row-stochastic (n, n) array, dense or sparse; the paper's chain is
-that of the states under the behaviour policy, `behaviour_kernel`. The paper assumes irreducible and aperiodic, and
+that of the states under the behaviour policy, `behaviour_kernel`. Assumption 4.5 says irreducible and aperiodic, and
 so does this module: anything else is an error that says what is wrong, transient states included.
 
 Exact means up to rounding. Up to `EXACT_STATES` states E is computed from dense powers. Beyond, each starting state
 is followed by itself, which is exact as well but takes n times the work of one; `mixing_time_bounds` takes seconds
 at 10^5 states instead, and returns an interval.
 
-Source: appendix markov-mixing of Chen, Zhang, Wen (2022); Levin, Peres, "Markov chains and mixing times"; Paulin,
+Source: appendix H.1 of Chen, Zhang, Wen (2022); Levin, Peres, "Markov chains and mixing times"; Paulin,
 "Concentration inequalities for Markov chains by Marton couplings and spectral methods" (2015).
 """
 

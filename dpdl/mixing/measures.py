@@ -121,7 +121,7 @@ def mixing_time(kernel: Any, threshold: float = 0.25, *, method: str = "auto") -
     kernel : array_like or sparse array, shape (n, n)
         Transition probabilities.
     threshold : float, optional
-        In [1e-9, 1), since rounding hides smaller distances; a quarter is t_mix of the paper.
+        In [1e-9, 1), since rounding hides smaller distances; a quarter gives the t_mix of equation (48).
     method : {"auto", "exact"}, optional
         "auto" is exact up to `EXACT_STATES` states; beyond, it asks `mixing_time_bounds`, and raises ValueError with
         the interval if that is not a single number. "exact" follows every state, however long it takes.
@@ -217,7 +217,7 @@ def pseudo_spectral_gap(kernel: Any, max_power: int | None = None) -> float:
 
 
 def bernstein_half_width(n: int, variance: float, bound: float, mixing_time: float, delta: float) -> float:
-    """Return the half-width of proposition bernstein-markov, for the sum of f over n steps of a chain.
+    """Return the half-width of Proposition H.1, for the sum of f over n steps of a chain.
 
     If f has mean zero, variance sigma^2 under mu and |f| <= M, then with probability at least 1 - delta, wherever
     the chain starts, |sum f(X_t)| <= sqrt(32 t_mix n sigma^2 log(4/delta)) + 82 t_mix M log(4/delta).

@@ -3,10 +3,10 @@
 With occupancy nu (discounted, summing to 1/(1-gamma)) and utilities u_i this module computes
 
 * the occupancy, reward <nu, r> and utilities <nu, u_i> of a policy (`dpdl.models.occupancy` says how);
-* the best safe policy (LP (3) of the paper), for J^u_i >= kappa and inside D(psi) if asked: (1-gamma) nu <= psi mu
+* the best safe policy (the LP of equation (4)), for J^u_i >= kappa and inside D(psi) if asked: (1-gamma) nu <= psi mu
   and sum (1-gamma) nu/mu <= N psi, with N the sparsity min(S + I, S A);
 * the Slater constant, (1-gamma) max_nu min_i <nu, u_i>, and the concentrability C*, the least psi for which D(psi)
-  holds an optimal occupancy (assumptions 2 and 3);
+  holds an optimal occupancy (Assumptions 2.3 and 2.4);
 * the Lagrangian game's gradients, penalised objective, value and gap (`dpdl.models.saddle` states them);
 * the plug-in model of a data set, the baseline that needs no theory.
 """

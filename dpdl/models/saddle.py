@@ -5,7 +5,7 @@ utilities u_i^kappa = u_i - (1-gamma) kappa as the rows of U_kappa, the Lagrangi
 
     L_w(V, lam, x) = <rho0, V> + <Wx, r - A V + U_kappa' lam>
 
-and its least value over |V| <= R_V, lam >= 0, sum lam <= R_L (appendix on the duality gap)
+and its least value over |V| <= R_V, lam >= 0, sum lam <= R_L (equation (30))
 
     J_kappa(x) = r'Wx - R_V ||A'Wx - rho0||_1 - R_L ||[U_kappa Wx]_-||_inf.
 

@@ -1,1 +1,1 @@
-"""The calls that take steps: one run, algorithm 2, replicas and sweeps."""
+"""The calls that take steps: one run, Algorithm 2, replicas and sweeps."""

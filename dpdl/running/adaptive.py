@@ -1,7 +1,7 @@
-"""Adaptive-DPDL (algorithm 2): learn without knowing the concentrability C*.
+"""Adaptive-DPDL (Algorithm 2): learn without knowing the concentrability C*.
 
 Level K = 1, 2, ... runs DPDL with psi_K, which doubles from level to level, and puts the outcome to VERIFY. The method
-stops when VERIFY held at K and at K - 1 and J-hat grew by at most 500 eps (equation def-exit-cond): then a larger psi
+stops when VERIFY held at K and at K - 1 and J-hat grew by at most 500 eps (equation (46)): then a larger psi
 cannot earn much more. Every level works at eps = eps'/15 and delta_K = 6 delta/(pi K)^2, where eps' and delta are the
 caller's, and each of its three phases (mu_hat, descent, VERIFY) reads transitions that nothing has read before.
 """
@@ -84,7 +84,7 @@ def learn_adaptive(
     resume: bool = False,
     **keywords: Unpack[AdaptiveKeywords],
 ) -> Result:
-    """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (algorithm 2).
+    """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (Algorithm 2).
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def learn_adaptive(
         this, but logs are short.
     n_reference, n_verification : int or function, optional
         Transitions for mu_hat and for VERIFY at a level: a number, or a function of the level's `theory.Problem`. None:
-        what the propositions ask for. Not with `reuse`.
+        what Propositions 4.3 and G.1 ask for. Not with `reuse`.
     n_descent : int or function, optional
         Transitions for the descent at a level. None: as many as steps, each used once, in the log's order. Fewer than
         steps are used over and over, in the order that the settings say. Not with `reuse`.
@@ -115,7 +115,7 @@ def learn_adaptive(
     max_levels : int, optional
         Give up after so many levels.
     growth, eps_divisor, exit_margin : float, optional
-        The 2, 15 and 500 of the paper.
+        The 2 of Algorithm 2, the 15 of appendix G.2 and the 500 of equation (46).
     warm_start : bool, optional
         Begin each level at the averages of the one before, made feasible, instead of at the paper's start.
     known : collection of str, optional
@@ -172,7 +172,7 @@ def learn_adaptive(
 def resume_levels(
     folder: Path, dataset: Dataset, settings: Settings | None, options: Options, interrupts: Interrupts
 ) -> Result:
-    """Go on with algorithm 2 from the folder of its checkpoints."""
+    """Go on with Algorithm 2 from the folder of its checkpoints."""
     stored, arrays = _read_plan(folder, dataset)
     functions = [name for name in (*BUDGETS, "per_level") if stored["plan"].get(name) == _FUNCTION]
     if functions:
@@ -469,7 +469,7 @@ class _Plan:
         shared += [
             ("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
             ("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
-            ("independent levels", independent, "propositions verify and adp are about independent transitions"),
+            ("independent levels", independent, "Propositions G.1 and G.2 are about independent transitions"),
             ("adaptive constants", stated, "those of the method, psi of the first level, psi, eps and delta of all"),
         ]
         found.update({name: Premise(name, holds, detail) for name, holds, detail in shared})
@@ -487,7 +487,7 @@ class _Plan:
     def _guarantee(self, psi: float) -> str:
         base = self.base
         return (
-            f"Proposition adp with c_o = {base.c_o:g}: if the transitions are as the premises say, then with "
+            f"Proposition G.2 with c_o = {base.c_o:g}: if the transitions are as the premises say, then with "
             f"probability at least {1 - base.delta:g}, psi = {psi:g} <= 4 C*, every J^u_i(policy) >= 0 and "
             "J(pi*) - J(policy) is O(C*/psi) eps, with a constant that the paper does not give."
         )

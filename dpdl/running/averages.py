@@ -1,6 +1,6 @@
 """The average of several results of the same problem, and how far they are apart.
 
-The gap of theorem algB-gap is the largest of functions that are linear in x, hence convex: that of an average is at
+The gap of Theorem 4.4 is the largest of functions that are linear in x, hence convex: that of an average is at
 most the average of the gaps. The sets that x, V and lam live in are convex too, so averages stay inside.
 """
 

@@ -1,4 +1,4 @@
-"""`learn`: algorithm 1 (DPDL) on a log."""
+"""`learn`: Algorithm 1 (DPDL) on a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def learn(
     rng: np.random.Generator | int | None = None,
     **keywords: Unpack[RunKeywords],
 ) -> Result:
-    """Learn a policy that earns well and keeps every constraint from a fixed log (DPDL, algorithm 1).
+    """Learn a policy that earns well and keeps every constraint from a fixed log (DPDL, Algorithm 1).
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def learn(
     rng : numpy.random.Generator, int or None
         Source of all randomness. Same seed, same build: same bits.
     n_reference : int, optional
-        Use the first so many transitions for mu_hat alone and the rest for the descent, as the theorem asks. By default
+        Use the first so many transitions for mu_hat alone and the rest for the descent, as Theorem 4.1 asks. By default
         the whole log serves both.
     reference : Reference, optional
         mu_hat from elsewhere (`estimate_reference`), instead of `n_reference`.

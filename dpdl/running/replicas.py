@@ -35,7 +35,7 @@ class Replicas:
     result : Result
         The average of the replicas, each weighted by the steps that it took; its policy is that of the averaged x, its
         `n_steps` the total, its `last` the average of the last iterates. A premise holds if it held in every replica.
-        No guarantee is claimed: the theorem speaks of one run, and all that n of them have for certain is its
+        No guarantee is claimed: Theorem 4.1 speaks of one run, and all that n of them have for certain is its
         conclusion at failure probability n delta.
     results : tuple of Result
         The replicas, each what `learn` would have returned.

@@ -1,4 +1,4 @@
-"""`resume`: go on with a run, or with algorithm 2, from its checkpoint."""
+"""`resume`: go on with a run, or with Algorithm 2, from its checkpoint."""
 
 from __future__ import annotations
 
