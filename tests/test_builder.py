@@ -172,11 +172,11 @@ def test_the_first_chunk_begins_a_trajectory(tmp_path):
 def test_a_builder_is_used_once_and_inside_its_block(tmp_path):
     builder = DatasetBuilder(tmp_path / "log", **SIZES, n_utilities=0)
     chunk = ([0], [0], [0], [0.0], [[]])
-    with pytest.raises(RuntimeError, match="takes chunks inside its with statement"):
+    with pytest.raises(RuntimeError, match="append can only be called inside"):
         builder.append(*chunk)
     with builder:
         builder.append(*chunk)
-    with pytest.raises(RuntimeError, match="takes chunks inside its with statement"):
+    with pytest.raises(RuntimeError, match="append can only be called inside"):
         builder.append(*chunk)
     with pytest.raises(RuntimeError, match="a builder makes one data set"), builder:
         pass

@@ -246,7 +246,7 @@ def test_an_empty_slice_and_a_single_index_are_refused():
     log = small_log(5)
     with pytest.raises(ValueError, match="of a data set of length 5 is empty"):
         log[5:]
-    with pytest.raises(TypeError, match="cut with a slice, got int"):
+    with pytest.raises(TypeError, match="indexed by a slice, got int"):
         log[0]
 
 
@@ -306,7 +306,7 @@ def test_units_remember_every_scale():
     log = Dataset(**{**GOOD, "reward_scale": 4.0, "utility_scale": [2.0, 8.0]})
     assert log.units.reward(log.r[0]) == GOOD["r"][0]
     assert log.units.utilities(log.u[0]).tolist() == GOOD["u"][0]
-    with pytest.raises(ValueError, match="not made of costs"):
+    with pytest.raises(ValueError, match="not made from costs"):
         log.units.costs([0.0, 0.0])
 
 

@@ -262,7 +262,7 @@ def test_what_is_missing_or_too_much_is_named(tmp_path):
     file = write(tmp_path, table())
     with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: there is no column 'state' among "):
         from_parquet(file, tmp_path / "log", **SIZES, s="state")
-    with pytest.raises(TypeError, match=r"^give n_actions: the source does not say it$"):
+    with pytest.raises(TypeError, match=r"^missing n_actions: the source does not have it$"):
         from_parquet(file, tmp_path / "log", n_states=4)
     with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
         from_parquet(file, tmp_path / "log", **SIZES, scale=2)
@@ -295,7 +295,7 @@ def test_a_file_that_says_what_it_is_must_not_be_contradicted(tmp_path):
     log = make_log("trajectory", 1, costs=True)
     log.to_parquet(tmp_path / "one.parquet")
     assert_same(from_parquet(tmp_path / "one.parquet", tmp_path / "log", **SIZES), log)
-    with pytest.raises(ValueError, match=r"^n_states = 5 differs from 4, which the source says$"):
+    with pytest.raises(ValueError, match=r"^n_states = 5 differs from 4 in the source$"):
         from_parquet(tmp_path / "one.parquet", tmp_path / "other", n_states=5)
     with pytest.raises(TypeError, match=r"^reward_scale must be left out: the source was written by dpdl"):
         from_parquet(tmp_path / "one.parquet", tmp_path / "other", reward_scale=2.0)
@@ -314,9 +314,9 @@ def sealed(text):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("{", "it cannot be read as JSON"),
+        ("{", "it is not valid JSON"),
         ("[]", ""),
-        ('{"n_states": 4, "n_states": 4}', "it cannot be read as JSON: 'n_states' is given twice"),
+        ('{"n_states": 4, "n_states": 4}', "it is not valid JSON: 'n_states' is given twice"),
         ({"n_states": 0}, "n_states must be between 1 and 2147483647, got 0"),
         ({"n_states": [4]}, "n_states must be a whole number, got list"),
         ({"trajectories": "yes"}, "trajectories must be True or False, got 'yes'"),
@@ -456,9 +456,7 @@ def test_each_of_several_files_of_ours_must_hold_what_was_written_to_it(tmp_path
     middle = pq.read_table(tmp_path / "parts" / "1.parquet")
     for rows in (middle.slice(0, 40), middle.slice(0, 0)):
         file = write(tmp_path / "parts", rows, "1.parquet")
-        with pytest.raises(
-            ValueError, match=f"^{re.escape(str(file))}: it is damaged, or was changed: its rows are not"
-        ):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: it is damaged or was changed: its rows do not"):
             from_parquet(tmp_path / "parts", tmp_path / "other")
         found = from_parquet(tmp_path / "parts", tmp_path / "any", verify=False, overwrite=True)
         assert len(found) == 120 + len(rows)

@@ -262,7 +262,7 @@ def test_a_pair_that_no_record_has_is_refused(tmp_path):
         records["pair"][records["pair"] == 2] = 1
 
     rewrite(folder, "records", change)
-    refuses(folder, "pairs.npy: pairs[2] = 3 is the pair of no record")
+    refuses(folder, "pairs.npy: pairs[2] = 3 occurs in no record")
 
 
 def test_trajectories_that_begin_late_are_refused(tmp_path):
@@ -286,15 +286,15 @@ def test_trajectories_that_begin_late_are_refused(tmp_path):
         ({"n_records": None}, "n_records must be a whole number"),
         ({"n_records": True}, "n_records must be a whole number"),
         ({"n_states": 2**31}, "n_states must be a whole number between 1 and 2147483647"),
-        ({"n_states": 1}, "n_pairs = 8 is more than there are records, or pairs at all"),
+        ({"n_states": 1}, "n_pairs = 8 exceeds n_records or n_states * n_actions"),
         ({"n_states": 3}, "must be between 0 and 8"),
         ({"n_actions": 0}, "n_actions must be a whole number between 1"),
         ({"n_utilities": 10**9}, "n_utilities must be a whole number between 0 and 65536"),
         ({"n_utilities": 2}, "files['records.npy'] must have"),
         ({"n_utilities": -1}, "n_utilities must be a whole number between 0"),
-        ({"n_pairs": 61}, "n_pairs = 61 is more than there are records"),
+        ({"n_pairs": 61}, "n_pairs = 61 exceeds n_records"),
         ({"n_pairs": 0}, "n_pairs must be a whole number between 1"),
-        ({"n_trajectories": 61}, "n_trajectories = 61 is more than there are records"),
+        ({"n_trajectories": 61}, "n_trajectories = 61 exceeds n_records"),
         ({"n_trajectories": None}, "files must have the names ['pairs.npy', 'records.npy'], got"),
         ({"version": 2}, "its version is 2, and this dpdl reads version 1"),
         ({"format": "dpdl result"}, "it is not the header of a dpdl data set"),
@@ -340,11 +340,11 @@ def test_units_that_make_no_sense_are_refused(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "header.json: it cannot be read as JSON"),
-        (b"[" * 10**5, "header.json: it cannot be read as JSON"),
-        (b"\xff\xfe", "header.json: it cannot be read as JSON"),
-        (b'{"n_records": NaN}', "header.json: it cannot be read as JSON: NaN is not a number"),
-        (b"9" * 10**4, "header.json: it cannot be read as JSON"),
+        (b"", "header.json: it is not valid JSON"),
+        (b"[" * 10**5, "header.json: it is not valid JSON"),
+        (b"\xff\xfe", "header.json: it is not valid JSON"),
+        (b'{"n_records": NaN}', "header.json: it is not valid JSON: NaN is not a number"),
+        (b"9" * 10**4, "header.json: it is not valid JSON"),
         (b"[1]", "header.json: it is not the header of a dpdl data set"),
         (b'{"format": "dpdl dataset", "version": 1}', "header.json: it has no checksum"),
         (b'{"format": "dpdl dataset", "version": 1, "checksum": "00"}', "header.json: it has no checksum"),
@@ -386,7 +386,7 @@ def test_a_name_that_the_header_gives_twice_is_refused(tmp_path):
     checksum = json.loads(raw)["checksum"].encode()
     raw = raw.replace(b'"n_states": 4,', b'"n_states": 5, "n_states": 4,').replace(checksum, b"0" * 64)
     (folder / "header.json").write_bytes(raw.replace(b"0" * 64, sha256(raw).hexdigest().encode()))
-    refuses(folder, "header.json: it cannot be read as JSON: 'n_states' is given twice")
+    refuses(folder, "header.json: it is not valid JSON: 'n_states' is given twice")
 
 
 class Bomb:
@@ -432,7 +432,7 @@ def test_a_path_that_exists_is_replaced_only_on_request_and_only_if_it_is_a_data
     kept = saved(tmp_path / "kept", old)
     (kept / "run.ckpt").write_text("precious")
     for name in ("file", "folder", "project", "kept"):
-        with pytest.raises(FileExistsError, match="not a data set, or not that alone, so it is not replaced"):
+        with pytest.raises(FileExistsError, match="is not replaced, because it is not a data set or holds other files"):
             new.save(tmp_path / name, overwrite=True)
     assert (kept / "run.ckpt").read_text() == "precious"
     (tmp_path / "empty").mkdir()
@@ -453,7 +453,7 @@ def test_what_has_the_name_of_a_file_of_ours_and_is_none_is_never_replaced(tmp_p
     for put in (lambda target: os.rename(tmp_path / "precious", target), lambda target: target.symlink_to(__file__)):
         (folder / name).unlink()
         put(folder / name)
-        with pytest.raises(FileExistsError, match="not a data set, or not that alone, so it is not replaced"):
+        with pytest.raises(FileExistsError, match="is not replaced, because it is not a data set or holds other files"):
             make_log(seed=2).save(folder, overwrite=True)
         if (folder / name).is_dir():
             os.rename(folder / name, tmp_path / "precious")
@@ -589,7 +589,7 @@ def test_a_full_disk_leaves_the_old_data_set_and_nothing_else(tmp_path):
     for line, name in ((first, "log"), (second, "other"), (third, "log.parquet"), (fourth, "log")):
         assert "File too large" in line
         assert f"{reason}: '{tmp_path / name}'" in line
-    gave_up = "an earlier chunk could not be written, so the data set is given up"
+    gave_up = "an earlier chunk could not be written, so the data set is incomplete"
     assert swallowed == [gave_up, f"RuntimeError {gave_up}"]
     nothing_else(tmp_path, "log", "log.parquet")
     assert len(Dataset.open(tmp_path / "log")) == 10
@@ -705,10 +705,10 @@ def test_what_was_opened_first_is_read_as_long_as_it_is_there(tmp_path, monkeypa
 
 
 def test_a_folder_that_is_replaced_without_end_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "PATIENCE", 0.05)
+    monkeypatch.setattr(atomic, "RETRY_SECONDS", 0.05)
     folder = saved(tmp_path / "log", make_log(seed=1))
     replaced_while_opened(monkeypatch, folder, make_log(seed=2), times=10**9)
-    with pytest.raises(OSError, match="it was replaced again and again while it was read"):
+    with pytest.raises(OSError, match="it was replaced repeatedly while it was read"):
         Dataset.open(folder)
 
 
@@ -728,7 +728,7 @@ def test_between_the_two_renames_whoever_opens_waits(tmp_path, linked):
 
 
 def test_nobody_waits_for_what_is_not_there_nor_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "PATIENCE", 0.2)
+    monkeypatch.setattr(atomic, "RETRY_SECONDS", 0.2)
     (tmp_path / ".other.0123456789abcdef.old").mkdir()
     began = time.monotonic()
     with pytest.raises(FileNotFoundError):

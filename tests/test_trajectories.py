@@ -78,7 +78,7 @@ def test_a_cut_is_a_valid_log_of_its_own():
 
 
 def test_a_trajectory_is_not_cut_with_gaps():
-    with pytest.raises(ValueError, match=r"^a trajectory is cut with step 1, got slice\(None, None, 2\)$"):
+    with pytest.raises(ValueError, match=r"^a log of trajectories is sliced with step 1, got slice\(None, None, 2\)$"):
         walk([0, 1, 0, 1], [1, 2, 1, 2], [0, 2])[::2]
     assert len(walk([0, 1, 0, 1], [1, 2, 1, 2], None)[::2]) == 2
 

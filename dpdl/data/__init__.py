@@ -1,1 +1,1 @@
-"""What was logged: transitions, their units and their distribution, in memory and in files."""
+"""Logs: transitions, their units and their distribution, in memory and in files."""

@@ -1,8 +1,8 @@
-"""Data sets that arrive piece by piece: chunks go to disk as they come, and memory does not grow with the log.
+"""Writing a data set chunk by chunk: chunks go to disk as they are appended, and memory does not grow with the log.
 
-Two things are known only when the last chunk has come: which pairs the log visits, and, for costs, the scale that
-brings their utilities into [-1, 1]. Until then records carry provisional numbers of pairs, in order of first
-appearance, and utilities without their scale. One pass over the file, in place, puts both right and sums it up.
+Two things are known only after the last chunk: which pairs the log visits, and, for costs, the scale that brings their
+utilities into [-1, 1]. Until then records have provisional numbers of pairs, in order of first appearance, and unscaled
+utilities. A final pass over the file, in place, corrects both and computes the checksum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpdl.data import storage
 from dpdl.data.records import INT32_MAX, record_dtype
 from dpdl.data.storage import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes
 from dpdl.data.units import CostLimits, Units, parse_units, scales
-from dpdl.files.atomic import explained, replacing
+from dpdl.files.atomic import naming_the_target, replacing
 from dpdl.files.headers import npy_header
 
 _POSITIONS = np.dtype("<i8")
@@ -34,9 +34,9 @@ _POSITIONS = np.dtype("<i8")
 class DatasetBuilder:
     """Write a data set, chunk by chunk, into a folder that `Dataset.open` opens.
 
-    Used in a ``with`` statement: the folder appears when the block ends, the same to the last bit as if `Dataset.save`
-    had written all of it at once. An exception inside the block leaves nothing behind. Memory goes with the largest
-    chunk and the number of visited pairs.
+    Used in a ``with`` statement: the folder appears when the block ends, bit for bit as `Dataset.save` would write it.
+    An exception inside the block leaves nothing behind. Memory is proportional to the largest chunk and to the number
+    of visited pairs.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class DatasetBuilder:
     reward_scale, utility_scale : float or sequence of float, optional
         As for `Dataset`.
     overwrite : bool, optional
-        Replace a data set that is there already; it survives until the new one is complete.
+        Replace an existing data set; it is kept until the new one is complete.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class DatasetBuilder:
         reward_scale: float = 1.0,
         overwrite: bool = False,
     ) -> Self:
-        """Make a builder whose `append` takes costs in the place of utilities, as `Dataset.from_costs` does.
+        """Make a builder whose `append` takes costs instead of utilities, as `Dataset.from_costs` does.
 
         Examples
         --------
@@ -116,7 +116,7 @@ class DatasetBuilder:
     def of_packed(
         cls, path: str | os.PathLike[str], *, n_states: int, n_actions: int, units: Units, overwrite: bool = False
     ) -> Self:
-        """Make a builder for rewards and utilities that were divided by the scales of `units` before.
+        """Make a builder for rewards and utilities that have been divided by the scales of `units` already.
 
         Examples
         --------
@@ -157,7 +157,7 @@ class DatasetBuilder:
         self._numbering = _Numbering(sizes[0] * sizes[1])
         size = layout.chunk_size(self._dtype)
         self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
-        self._n_waiting = 0  # of those two, not yet written
+        self._n_waiting = 0  # elements of these buffers that are not yet written
         self._starts: list[NDArray[np.int64]] = []
         self._n_records, self._n_starts = 0, 0
         self._trajectories: bool | None = None  # the first chunk decides
@@ -171,14 +171,14 @@ class DatasetBuilder:
 
     def __enter__(self) -> Self:
         if self._state != "new":
-            raise RuntimeError("a builder makes one data set; make another one for the next")
+            raise RuntimeError("a builder makes one data set; make a new builder for another")
         with ExitStack() as stack:
             self._folder = stack.enter_context(replacing(self._path, self._overwrite, storage.is_replaceable))
-            with explained(self._path):
+            with naming_the_target(self._path):
                 self._files = {}
                 for name, dtype in ((RECORDS, self._dtype), (STARTS, _POSITIONS)):
                     file = stack.enter_context(open(self._folder / name, "xb", buffering=0))
-                    _write_all(file, bytes(len(npy_header(dtype, 0))))  # the header comes when the size is known
+                    _write_all(file, bytes(len(npy_header(dtype, 0))))  # overwritten once the size is known
                     self._files[name] = file
             stack.push(self._finish)
             self._stack = stack.pop_all()
@@ -195,16 +195,16 @@ class DatasetBuilder:
     ) -> None:
         """Add transitions to the end of the log.
 
-        A chunk that is refused leaves the log as it was. Messages count records from the beginning of the log. Several
-        threads may call this; their chunks stay whole.
+        An invalid chunk raises an exception and leaves the log unchanged. Messages count records from the beginning of
+        the log. Several threads may call this; their chunks are not interleaved.
 
         Parameters
         ----------
         s, a, s_next, r, u : array_like
-            Columns of the chunk, as for `Dataset`; costs in the place of `u` if the builder is of `from_costs`.
+            Columns of the chunk, as for `Dataset`; costs instead of `u` if `from_costs` made the builder.
         starts : array_like of int, optional
             Positions in this chunk at which trajectories begin. Unless 0 is among them, the first record continues the
-            trajectory of the chunk before; ``[]`` if all of them do. None, in all chunks: independent transitions.
+            last trajectory of the previous chunk; ``[]`` if none begins. None, in all chunks: independent transitions.
         """
         with self._lock:
             self._append(s, a, s_next, r, u, starts)
@@ -214,9 +214,9 @@ class DatasetBuilder:
     ) -> None:
         if self._state != "open":
             raise RuntimeError(
-                "an earlier chunk could not be written, so the data set is given up"
+                "an earlier chunk could not be written, so the data set is incomplete"
                 if self._state == "failed"
-                else "a builder takes chunks inside its with statement"
+                else "append can only be called inside the builder's with statement"
             )
         first = self._n_records
         s, a, s_next = layout.moves(s, a, s_next, self._n_states, self._n_actions, first)
@@ -244,7 +244,7 @@ class DatasetBuilder:
         self._state = "open"
 
     def _take(self, records: NDArray[Any], flat: NDArray[np.int64]) -> None:
-        """Keep records until there are enough of them for the numbering to be worth its while."""
+        """Collect records in a buffer, because numbering many pairs at once is quicker."""
         taken = 0
         while taken < len(flat):
             n = min(len(self._flat) - self._n_waiting, len(flat) - taken)
@@ -258,7 +258,7 @@ class DatasetBuilder:
     def _flush(self) -> None:
         records = self._records[: self._n_waiting]
         records["pair"] = self._numbering.of(self._flat[: self._n_waiting])
-        with explained(self._path):
+        with naming_the_target(self._path):
             _write_all(self._files[RECORDS], records.view(np.uint8).data)
             for positions in self._starts:
                 _write_all(self._files[STARTS], positions.astype(_POSITIONS).data.cast("B"))
@@ -271,7 +271,7 @@ class DatasetBuilder:
         if kind is not None:
             return
         if state == "failed":
-            raise RuntimeError("an earlier chunk could not be written, so the data set is given up")
+            raise RuntimeError("an earlier chunk could not be written, so the data set is incomplete")
         if self._n_records == 0:
             raise ValueError("the data set is empty: no transition was appended")
         self._flush()
@@ -290,11 +290,11 @@ class DatasetBuilder:
             PAIRS: [self._numbering.pairs],
             STARTS: self._stored(STARTS, _POSITIONS),
         }
-        with explained(self._path):
+        with naming_the_target(self._path):
             storage.write(self._folder, sizes, units, arrays)
 
     def _finished(self, scale: NDArray[np.float64]) -> Iterator[NDArray[Any]]:
-        """Records with what only the whole log could tell."""
+        """The records with final pair numbers and scaled utilities."""
         final = self._numbering.final
         for part in self._stored(RECORDS, self._dtype):
             part["pair"] = final[part["pair"]]
@@ -311,7 +311,7 @@ class DatasetBuilder:
 
 
 class _Numbering:
-    """Numbers for pairs in order of first appearance; `pairs` stays sorted, so that a pair is found by bisection."""
+    """Numbers pairs in order of first appearance; `pairs` stays sorted, so that a pair is found by bisection."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -338,7 +338,7 @@ class _Numbering:
 
 
 def _write_all(file: FileIO, raw: bytes | memoryview) -> None:
-    """Write unbuffered, so that a full disk shows here and not when the file is closed."""
+    """Write without a buffer, so that a full disk raises here and not when the file is closed."""
     rest = memoryview(raw)
     while rest:
         rest = rest[file.write(rest) :]

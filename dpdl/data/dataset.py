@@ -1,9 +1,9 @@
-"""The log: transitions (s, a, s', r, u), validated once, packed as the core reads them, read-only after.
+"""The log: transitions (s, a, s', r, u), validated once, packed for the core, read-only from then on.
 
 A record is 16 + 8 I bytes: the index of its pair (s, a) among the pairs that the log visits, the next state, the
-reward and the I utilities. One sampled transition is therefore one cache line, and the log stays small. It need not
-fit into memory: `Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`),
-a part of a log (``log[a:b]``) is a view of the same records, and what passes over all of them does so in chunks.
+reward and the I utilities. A sampled transition is therefore one cache line for I <= 6. A log need not fit into memory:
+`Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`), a part of a log
+(``log[a:b]``) is a view of the same records, and every pass over a log reads it in chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpdl.data.units import CostLimits, Units, scales
 
 
 class Dataset:
-    """A fixed log of transitions, which nobody can change: a copy is the log itself, and a pickle is checked.
+    """An immutable log of transitions: copying returns the log itself, and unpickling checks the contents.
 
     Parameters
     ----------
@@ -39,13 +39,13 @@ class Dataset:
     n_states, n_actions : int
         Sizes of the state and action sets.
     reward_scale : float, optional
-        Positive number to divide the rewards by; remembered in `units`.
+        Positive number to divide the rewards by; stored in `units`.
     utility_scale : float or sequence of float, optional
         Positive number or numbers (one per utility) to divide the utilities by. Scaling does not change which
         policies are safe.
     starts : array_like of int, optional
-        Positions at which trajectories begin, ascending from 0: within each, every next state must be the state of the
-        record that follows. ``[0]`` says that the log is one trajectory. None: independent transitions. From a column
+        Positions at which trajectories begin, ascending from 0: within a trajectory, every next state must be the state
+        of the following record. ``[0]``: the log is one trajectory. None: independent transitions. From a column
         that marks the last record of each episode: ``np.flatnonzero(np.append(True, done[:-1]))``.
 
     Attributes
@@ -59,14 +59,14 @@ class Dataset:
     records : structured array
         The packed log, see `record_dtype`; the pair of a record is a position in `table`.
     table, table_counts : int64 arrays
-        The pairs that records may name, ascending, and how often each occurs. A part of a log shares the table of the
-        whole, so some of these counts may be zero; a log of its own has table = pairs.
+        The pairs that `pair` of a record indexes, ascending, and how often each occurs. A part of a log shares the
+        table of the whole log, so some of these counts may be zero; otherwise table = pairs.
     kind : {"independent", "trajectory", "trajectories"}
-        How the transitions hang together.
+        Whether the transitions are independent, one trajectory or several.
     units : Units
-        How to turn results back into the caller's units.
+        Converts results to the caller's units.
     path : pathlib.Path or None
-        The folder that this log was opened from, for other processes to open; None if it is in memory or a part.
+        The folder that this log was opened from; None if it is in memory or part of another log.
 
     Examples
     --------
@@ -81,8 +81,8 @@ class Dataset:
     n_actions: int
     units: Units
     path: Path | None
-    # Where trajectories begin after the first record, and the number of that record, both in the numbering of the log
-    # that this one is a part of: a part has no array of its own until its `starts` are asked for.
+    # Where trajectories begin after the first record, and the number of the first record, both in the numbering of the
+    # whole log, so that a part shares the array: `starts` is computed when it is first used.
     _begins: NDArray[np.int64] | None
     _first: int
 
@@ -111,7 +111,7 @@ class Dataset:
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         records = layout.pack(s_next, r, u, units)
         pairs, records["pair"] = layout.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
-        # The columns may be the caller's own, and may have changed since they were checked.
+        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
         arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
         self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
 
@@ -141,7 +141,7 @@ class Dataset:
 
         Either is written as a utility u_i = (rate_i - c_i) / scale_i whose discounted sum must be >= 0, where rate_i is
         limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max |rate_i - c_i| over the
-        log brings it into [-1, 1]. Limits and scales are remembered: ``units.costs`` turns J^u back into costs.
+        log brings it into [-1, 1]. Limits and scales are stored: ``units.costs`` converts J^u to costs.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class Dataset:
         gamma : float
             Discount in (0, 1); the same one must be used to learn.
         normalised : bool
-            Which of the two limits is meant; there is no default, because guessing it wrong is a factor 1/(1-gamma).
+            Which of the two limits is meant. There is no default, because the two differ by a factor 1/(1-gamma).
 
         Examples
         --------
@@ -188,10 +188,10 @@ class Dataset:
     def from_trajectories(
         cls, trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], **options: Any
     ) -> Dataset:
-        """Make a log of whole trajectories, each given as (states, actions, rewards, utilities).
+        """Make a log from whole trajectories, each given as (states, actions, rewards, utilities).
 
-        A trajectory of n steps has n + 1 states: the last one is where it ended, and nothing follows it. So no
-        transition ever leads from the end of one trajectory to the beginning of the next.
+        A trajectory of n steps has n + 1 states, the last of which is where it ended. No transition leads from the end
+        of one trajectory to the beginning of the next.
 
         Parameters
         ----------
@@ -213,20 +213,20 @@ class Dataset:
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
         """Open a log that `save` or `DatasetBuilder` has written.
 
-        Everything in the folder is checked before it is used, in one pass with bounded memory: some seconds for 10^8
-        transitions. While a mapped log is in use its files must not be changed. To replace the folder (`save` with
-        `overwrite`) is safe at any time: what is opened meanwhile is the old log or the new one, and stays that.
+        The contents are checked in one pass with bounded memory: some seconds for 10^8 transitions. While a mapped log
+        is in use its files must not be changed. Replacing the folder (`save` with `overwrite`) is safe at any time: a
+        log that is opened meanwhile is the old one or the new one, and does not change.
 
         Parameters
         ----------
         path : path-like
             The folder.
         mmap : bool, optional
-            Map the files read-only, so that the log takes no private memory and may be larger than what there is; or
-            read them into memory.
+            Map the files read-only, so that the log takes no private memory and may be larger than the memory; or read
+            them into memory.
         verify : bool, optional
-            Compare the SHA-256 of the data with the header's. Leave it out only for files that were verified before:
-            a damaged file may then go unnoticed, as long as its values are in range. That they are is always checked.
+            Compare the SHA-256 of the data with the header's. Use False only for files that were verified before:
+            damage is then detected only if it puts a value out of range.
 
         Returns
         -------
@@ -235,7 +235,7 @@ class Dataset:
         Raises
         ------
         ValueError
-            If a file is damaged or not what it should be; the message names the file and what is wrong with it.
+            If a file is damaged or invalid; the message names the file and the reason.
         """
         folder = Path(os.path.abspath(check.path("path", path)))
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
@@ -245,15 +245,15 @@ class Dataset:
         return log
 
     def __copy__(self) -> Dataset:
-        """Return the log itself, which nobody can change."""
+        """Return the log itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: Any) -> Dataset:
-        """Return the log itself, which nobody can change."""
+        """Return the log itself, which is immutable."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the contents; as bytes, which nobody can change, be it through another part of the same pickle."""
+        """Pickle the contents as bytes, which are immutable even if the same pickle refers to them elsewhere."""
         raw = [None if array is None else array.tobytes() for array in (self.records, self.table, self.starts)]
         return type(self)._unpickled, (*raw, self.n_states, self.n_actions, self.units, self.path)
 
@@ -281,9 +281,9 @@ class Dataset:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a folder, for `open`; the format is documented in `dpdl.data.storage`.
 
-        The folder appears whole or not at all: it is written under another name beside its place, brought to the disk
-        and renamed. With `overwrite` a data set that is already there survives until the new one is complete; anything
-        else that is there is never replaced.
+        The folder is written atomically: under a temporary name beside `path`, flushed to the disk and renamed. With
+        `overwrite` an existing data set is kept until the new one is complete. Anything else at `path` is never
+        replaced.
 
         Examples
         --------
@@ -299,14 +299,15 @@ class Dataset:
         storage.save(target, self._sizes, self.units, self._arrays(), overwrite=overwrite)
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the log to a Parquet file, from which `from_parquet` makes the same log again (`dpdl.data.parquet`)."""
+        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`)."""
         parquet_file.write(self, path, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of all that the log is: two logs are the same if and only if these agree.
+        """SHA-256, in hexadecimal, of the contents: two logs are the same if and only if their fingerprints are.
 
-        It does not depend on where the log is kept. Free for a log opened from a folder, one pass for any other.
+        It does not depend on where the log is stored. It costs nothing for a log opened from a folder, one pass
+        otherwise.
         """
         return storage.describe(self._sizes, self.units, self._arrays()).fingerprint
 
@@ -326,7 +327,7 @@ class Dataset:
         )
 
     def __getitem__(self, part: slice) -> Self:
-        """Cut out part of the log: a view, which copies nothing; trajectories are cut with it, and only with step 1.
+        """Return part of the log as a view; a log of trajectories can be sliced with step 1 only.
 
         Examples
         --------
@@ -336,7 +337,7 @@ class Dataset:
         ([1], [1])
         """
         if not isinstance(part, slice):
-            raise TypeError(f"a data set is cut with a slice, got {type(part).__name__}")
+            raise TypeError(f"a data set is indexed by a slice, got {type(part).__name__}")
         first, last, step = part.indices(len(self))
         records = self.records[part]
         if len(records) == 0:
@@ -344,7 +345,7 @@ class Dataset:
         begins = self._begins
         if begins is not None:
             if step != 1:
-                raise ValueError(f"a trajectory is cut with step 1, got {part}")
+                raise ValueError(f"a log of trajectories is sliced with step 1, got {part}")
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
         cut = type(self).__new__(type(self))
@@ -352,7 +353,7 @@ class Dataset:
         cut.__dict__.update(_records=records, **shared, path=None, _begins=begins, _first=first)
         return cut
 
-    # What the core reads is given out as a new view each time: even of a read-only array, dtype and shape can be set.
+    # Properties return new views of what the core reads: dtype and shape of even a read-only array can be set.
 
     @property
     def records(self) -> NDArray[Any]:
@@ -361,7 +362,7 @@ class Dataset:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The pairs that records may name, as s * n_actions + a, ascending."""
+        """The pairs that `pair` of a record indexes, as s * n_actions + a, ascending."""
         return self._table[...]
 
     @cached_property
@@ -444,7 +445,7 @@ class Dataset:
         units: Units,
         path: Path | None = None,
     ) -> None:
-        """Take arrays that nobody else has and that `storage.inspect` has passed, with the counts that it gave."""
+        """Set all attributes; the arrays are not shared, and `storage.inspect` has checked them and made the counts."""
         starts = check.frozen(arrays[STARTS]) if STARTS in arrays else None
         self.__dict__.update(
             _records=check.frozen(arrays[RECORDS]),
@@ -465,7 +466,7 @@ class Dataset:
         return Sizes(len(self), self.n_states, self.n_actions, self.n_utilities, len(self.pairs), n_trajectories)
 
     def _arrays(self) -> dict[str, Iterable[NDArray[Any]]]:
-        """The log in chunks, as a log of its own has it."""
+        """The arrays of the log in chunks, with table = pairs."""
         return {RECORDS: self._chunks(), PAIRS: [self.pairs], STARTS: [] if self.starts is None else [self.starts]}
 
     def _chunks(self) -> Iterator[NDArray[Any]]:

@@ -1,13 +1,12 @@
-"""Parquet in and out, in batches: memory does not grow with the log. Needs pyarrow (``pip install 'dpdl[parquet]'``).
+"""Reading Parquet files in batches: memory does not grow with the log. Needs pyarrow (``pip install 'dpdl[parquet]'``).
 
-A log is a table with one row a transition, in the order of the log: columns ``s``, ``a``, ``s_next``, ``r``, the
-utilities (or costs) as columns ``u_0``, ``u_1``, ... or as one column of lists, and, if the log is trajectories, a
-column that tells them apart, such as the number of the episode.
+A log is a table with one row per transition, in the order of the log: columns ``s``, ``a``, ``s_next``, ``r``, the
+utilities (or costs) as columns ``u_0``, ``u_1``, ... or as one column of lists, and, if the log consists of
+trajectories, a column that distinguishes them, such as the number of the episode.
 
-A file that `to_parquet` wrote says in its metadata (key ``dpdl``) what else there is to know: sizes, units, whether it
-is trajectories, and the fingerprint of the data set. Its rewards and utilities are those of the data set, already
-divided by the scales of its units, so that nothing is lost on the way out and back. Its pages have checksums, its
-metadata as well (key ``dpdl.sha256``), so that no damage goes unnoticed.
+A file that `to_parquet` wrote has the rest in its metadata (key ``dpdl``): sizes, units, whether it holds trajectories,
+and the fingerprint of the data set. Its rewards and utilities are those of the data set, already divided by the scales
+of its units, so that the round trip is exact. Its pages and its metadata (key ``dpdl.sha256``) have checksums.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
 from dpdl.data.parquet_file import KEY, SUM, Description, pyarrow
 
-#: Bytes of a column read at a time. Without it a column of a row group is read whole, and a file may be one row group.
+#: Bytes of a column read at a time. Without it pyarrow reads a whole column of a row group; a file may have only one.
 BUFFER = 1 << 20
 
 Column = NDArray[Any]
@@ -51,7 +50,7 @@ def from_parquet(
     verify: bool = True,
     **options: Any,
 ) -> Dataset:
-    """Make a data set folder of Parquet files, and open it.
+    """Convert Parquet files to a data set folder, and open it.
 
     Parameters
     ----------
@@ -65,15 +64,15 @@ def from_parquet(
         Names of the utilities' columns, or of one column of lists; ``[]`` if there are none. By default the column
         ``u`` (numbers or lists), or all of ``u_0``, ``u_1``, ... that there are, by number.
     episode : str, optional
-        Name of a column (whole numbers or strings) in which each trajectory has a value of its own: one begins wherever
-        the value differs from the row before, also from the last row of the file before. By default the transitions are
-        independent, unless `to_parquet` wrote the files: those know, and no trajectory goes on in the next.
+        Name of a column (whole numbers or strings) that identifies trajectories: one begins wherever the value differs
+        from the previous row, also from the last row of the previous file. By default the transitions are independent,
+        unless `to_parquet` wrote the files: their metadata says it, and no trajectory continues in the next file.
     overwrite : bool, optional
-        Replace a data set that is there already.
+        Replace an existing data set.
     verify : bool, optional
         Compare the checksums of pages, where a file has them, and the fingerprints in files that `to_parquet` wrote. A
-        file that was damaged, or changed since, is refused; without it, what it holds now is read, as long as it can
-        be.
+        file that was damaged or changed raises ValueError; with False its present contents are read, if that is
+        possible.
     **options
         As for `DatasetBuilder`: `n_states`, `n_actions`, scales. Or, if the utilities' columns are costs, as for
         `DatasetBuilder.from_costs`: `limits`, `gamma`, `normalised`. None is needed for a file that `to_parquet` wrote.
@@ -102,13 +101,13 @@ def from_parquet(
         raise ValueError("source has no rows")
     with _builder(target, overwrite, options, reader) as builder:
         for chunk in chain([first], chunks):
-            with reader.blamed():
+            with reader.naming_the_file():
                 builder.append(*chunk)
     return Dataset.open(target)
 
 
 class _Builder(DatasetBuilder):
-    """A builder whose folder appears only if it holds the data sets that were written to the files."""
+    """A builder whose folder appears only if the fingerprints in the files are those of the data."""
 
     reader: Reader
 
@@ -121,14 +120,14 @@ class _Builder(DatasetBuilder):
 
 
 def _builder(path: Path, overwrite: bool, options: dict[str, Any], reader: Reader) -> DatasetBuilder:
-    """A builder for what a source holds."""
+    """The builder that fits a source."""
     description = reader.description
     if "n_utilities" in options:
-        raise TypeError("n_utilities must be left out: the columns of the source say it")
+        raise TypeError("n_utilities must be left out: the columns of the source determine it")
     if description is None:
         for name in ("n_states", "n_actions"):
             if name not in options:
-                raise TypeError(f"give {name}: the source does not say it")
+                raise TypeError(f"missing {name}: the source does not have it")
         if "limits" in options:
             return DatasetBuilder.from_costs(path, overwrite=overwrite, **options)
         return DatasetBuilder(path, n_utilities=reader.n_utilities or 0, overwrite=overwrite, **options)
@@ -137,7 +136,7 @@ def _builder(path: Path, overwrite: bool, options: dict[str, Any], reader: Reade
         if name not in sizes:
             raise TypeError(f"{name} must be left out: the source was written by dpdl and has units of its own")
         if check.whole(name, value) != sizes[name]:
-            raise ValueError(f"{name} = {value!r} differs from {sizes[name]}, which the source says")
+            raise ValueError(f"{name} = {value!r} differs from {sizes[name]} in the source")
     if reader.n_utilities != len(description.units.utility_scale):
         raise ValueError(f"u must name {len(description.units.utility_scale)} columns, got {reader.utilities}")
     builder = _Builder.of_packed(path, **sizes, units=description.units, overwrite=overwrite)
@@ -186,7 +185,8 @@ class Reader:
         self.names, self.episode = names, episode
         self.n_rows, self.n_utilities = 0, None if self.is_list else len(self.utilities)
         self.last_episode: Any = None
-        self.fingerprints: list[tuple[str, int, str]] = []  # of each file of ours: its name, first row and fingerprint
+        # Name, first row and fingerprint of each file that `to_parquet` wrote.
+        self.fingerprints: list[tuple[str, int, str]] = []
 
     def __iter__(self) -> Iterator[Chunk]:
         wanted = [*self.names, *self.utilities, *([] if self.episode is None else [self.episode])]
@@ -197,15 +197,15 @@ class Reader:
                 if description != self.description:
                     raise ValueError(f"its metadata {KEY.decode()!r} differs from that of {self.files[0]}")
                 if description is not None:
-                    self.last_episode = None  # every file of ours is whole, and numbers its trajectories from 0
+                    self.last_episode = None  # such a file is a whole data set, and numbers its trajectories from 0
                     self.fingerprints.append((name, self.n_rows, description.fingerprint))
                 for column in wanted:
                     if file.schema_arrow.names.count(column) != 1:
-                        trouble = "is more than one" if column in file.schema_arrow.names else "is no"
-                        raise ValueError(f"there {trouble} column {column!r} among {file.schema_arrow.names}")
+                        found = "is more than one" if column in file.schema_arrow.names else "is no"
+                        raise ValueError(f"there {found} column {column!r} among {file.schema_arrow.names}")
                 if self.n_utilities is None:
                     for batch in file.iter_batches(1, columns=self.utilities, use_threads=False):
-                        self._lists(batch, self.utilities[0])  # how many numbers decides how many rows at a time
+                        self._lists(batch, self.utilities[0])  # sets n_utilities, which the batch size depends on
                         break
                 size = layout.chunk_size(layout.record_dtype(self.n_utilities or 0))
                 for batch in file.iter_batches(size, columns=wanted, use_threads=False):
@@ -227,8 +227,8 @@ class Reader:
             raise ValueError("source has a filter, or only some row groups of its files: write that part to a new file")
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Say with what is wrong with a chunk in which file that is, and what its columns are called there."""
+    def naming_the_file(self) -> Iterator[None]:
+        """Add the file and the names of its columns to errors about a chunk."""
         try:
             yield
         except (ValueError, TypeError) as error:
@@ -237,7 +237,7 @@ class Reader:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
-        """Open a file; whatever is wrong with it is said with its name."""
+        """Open a file; errors in the block get its name."""
         pa, pq = pyarrow()
         try:
             options = {"buffer_size": BUFFER, "pre_buffer": False, "page_checksum_verification": self.verify}
@@ -249,13 +249,13 @@ class Reader:
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise ValueError(f"{name}: {error}") from error  # arrow's word for contents that make no sense
+            raise ValueError(f"{name}: {error}") from error  # pyarrow raises OSError without errno for bad contents
 
     def _describe(self, file: Any) -> Description | None:
-        """Return the description of the file that is being read; None if another program wrote that."""
+        """Return the description of the file that is being read; None if another program wrote it."""
         found = Description.of(file.schema_arrow.metadata, self.verify)
         if found is None and self.verify:
-            # A footer has no checksum, and damage to it may hide all metadata: a file of ours would pass for another's.
+            # A footer has no checksum, and damage to it may hide the metadata: look for the key in its bytes.
             pa, _ = pyarrow()
             with (self.filesystem or pa.fs.LocalFileSystem()).open_input_file(self.file) as raw:
                 length = int.from_bytes(raw.read_at(8, raw.size() - 8)[:4], "little")
@@ -264,13 +264,13 @@ class Reader:
         return found
 
     def check_fingerprints(self, log: Dataset) -> None:
-        """Refuse a log unless the rows of each file of ours are the data set that was written to it."""
+        """Raise a ValueError unless the rows of each file that `to_parquet` wrote have the fingerprint in the file."""
         firsts = [first for _, first, _ in self.fingerprints]
         for (name, first, fingerprint), last in zip(self.fingerprints, [*firsts[1:], self.n_rows], strict=True):
             part = log if last - first == len(log) else log[first:last] if first < last else None
             if part is None or part.fingerprint != fingerprint:
                 raise ValueError(
-                    f"{name}: it is damaged, or was changed: its rows are not the data set that was written; "
+                    f"{name}: it is damaged or was changed: its rows do not have the fingerprint in its metadata; "
                     "verify=False reads them as they are"
                 )
 
@@ -320,7 +320,7 @@ class Reader:
         return values.to_numpy(zero_copy_only=False).reshape(batch.num_rows, self.n_utilities)
 
     def _starts(self, batch: Any, name: str) -> NDArray[np.int64]:
-        """Rows whose episode is not that of the row before."""
+        """Rows whose episode differs from that of the previous row."""
         pa, _ = pyarrow()
         column = self._column(batch, name)
         if any(str(column.type) == text for text in ("string", "large_string", "string_view")):
@@ -360,7 +360,7 @@ def _utilities(schema: Any, u: str | Sequence[str] | None) -> tuple[list[str], b
 
 
 def _files(source: Any) -> tuple[list[str], Any]:
-    """Names of files, and the file system that has them (None: this machine's)."""
+    """Names of files, and their file system (None: the local one)."""
     if hasattr(source, "files") and hasattr(source, "filesystem"):  # a pyarrow.dataset.Dataset
         names, filesystem = list(source.files), source.filesystem
     else:

@@ -1,4 +1,4 @@
-"""Parquet files as `Dataset.to_parquet` writes them: what they say about themselves, and the writing."""
+"""Parquet files that `Dataset.to_parquet` writes: their metadata, and the writing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data import records as layout
 from dpdl.data.units import Units, parse_units
-from dpdl.files.atomic import explained, lock, refuse, remove_leftovers, sync, temporary_file
+from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
 from dpdl.files.headers import parse_json
 
-#: Where `to_parquet` leaves its description in the metadata of a file, and the SHA-256 of that.
+#: Metadata keys of the description that `to_parquet` writes, and of its SHA-256.
 KEY, SUM = b"dpdl", b"dpdl.sha256"
 
 
 class Log(Protocol):
-    """What is written of a data set."""
+    """The parts of a data set that are written."""
 
     n_states: int
     n_actions: int
@@ -48,7 +48,7 @@ class Log(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all that the log is."""
+        """SHA-256 of the contents of the log."""
 
 
 def pyarrow() -> tuple[Any, Any]:
@@ -64,7 +64,10 @@ def pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file that `to_parquet` wrote says about itself; the fingerprint is that of its rows alone."""
+    """Description, in the metadata of a file, of the data set that `to_parquet` wrote to it.
+
+    Several files of one source agree in all of it but the fingerprint.
+    """
 
     n_states: int
     n_actions: int
@@ -73,13 +76,13 @@ class Description:
     fingerprint: str = field(default="", compare=False)
 
     def metadata(self) -> dict[bytes, bytes]:
-        """Write it as the metadata of a file."""
+        """Return the description as the metadata of a file."""
         text = json.dumps(asdict(self)).encode("ascii")
         return {KEY: text, SUM: hashlib.sha256(text).hexdigest().encode("ascii")}
 
     @classmethod
     def of(cls, metadata: dict[bytes, bytes] | None, verify: bool) -> Description | None:
-        """Find it in the metadata of a file; None if another program wrote that."""
+        """Read the description from the metadata of a file; None if another program wrote the file."""
         if metadata is None or not metadata.keys() & {KEY, SUM}:
             return None
         try:
@@ -97,7 +100,7 @@ class Description:
 def write(dataset: Log, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a data set to a Parquet file: columns s, a, s_next, episode (for trajectories only), r, u_0, u_1, ...
 
-    The file appears whole or not at all. `from_parquet` makes the same data set of it.
+    The file is written atomically. `from_parquet` makes the same data set from it.
     """
     pa, pq = pyarrow()
     target = Path(os.path.realpath(check.path("path", path)))
@@ -109,10 +112,10 @@ def write(dataset: Log, path: str | os.PathLike[str], *, overwrite: bool = False
     known = (dataset.n_states, dataset.n_actions, dataset.starts is not None, dataset.units, dataset.fingerprint)
     schema = pa.schema(list(zip(names, types, strict=True)), metadata=Description(*known).metadata())
     remove_leftovers(target)
-    with explained(target), temporary_file(target) as temporary:
+    with naming_the_target(target), temporary_file(target) as temporary:
         with open(temporary, "xb") as file:
             lock(file.fileno())
-            # Numbers are written plainly: a dictionary might take -0.0 for 0.0.
+            # Rewards and utilities are not dictionary-encoded: a dictionary might merge -0.0 and 0.0.
             with pq.ParquetWriter(file, schema, use_dictionary=list(whole), write_page_checksum=True) as writer:
                 for columns in _columns_of(dataset):
                     writer.write_batch(pa.record_batch(columns, schema=schema))

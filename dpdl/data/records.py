@@ -1,8 +1,8 @@
-"""From columns to packed records: the layout, and the checks that every way into a data set shares.
+"""Packing columns into records: the layout, and the checks that `Dataset` and `DatasetBuilder` share.
 
-`Dataset` packs whole columns, `DatasetBuilder` one chunk of them at a time. Both go through the functions here, so that
-the same log makes the same bytes either way. `first` is always the number of the chunk's first record in the log:
-messages count from the beginning of the log.
+`Dataset` packs whole columns, `DatasetBuilder` one chunk at a time. Both use the functions here, so that the same log
+gives the same bytes. `first` is the number of the chunk's first record in the log: messages count from the beginning of
+the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpdl.data.units import Units
 
 INT32_MAX = 2**31 - 1
 
-#: Records taken at a time, unless their bytes are too many: what bounds the memory of a pass over a log of any size.
+#: Largest number of records, and of bytes, in a chunk; they bound the memory of a pass over a log.
 CHUNK, CHUNK_BYTES = 1 << 18, 1 << 24
 
 
@@ -35,7 +35,7 @@ def record_dtype(n_utilities: int) -> np.dtype[Any]:
 
 
 if record_dtype(0)[["pair", "s_next", "r"]] != _core.HEAD_DTYPE:
-    raise ImportError("the compiled core of dpdl has another layout of records than its Python files")
+    raise ImportError("the compiled core of dpdl and its Python files have different layouts of records; rebuild it")
 
 
 def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
@@ -47,14 +47,14 @@ def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
 def moves(
     s: ArrayLike, a: ArrayLike, s_next: ArrayLike, n_states: int, n_actions: int, first: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Check states, actions and next states, to be packed: they may still be the caller's own arrays."""
+    """Check states, actions and next states; the result may share memory with the caller's arrays."""
     s = check.indices("s", s, n_states, first=first, copy=False)
     a = check.indices("a", a, n_actions, shape=s.shape, first=first, copy=False)
     return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)
 
 
 def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units: Units, first: int = 0) -> NDArray[Any]:
-    """Make records of checked columns, rewards and utilities divided by their scales; `pair` is left to the caller."""
+    """Pack columns into records, rewards and utilities divided by their scales; the caller fills in `pair`."""
     rewards = check.numbers_array("r", r, shape=s_next.shape, first=first, copy=False)
     records = np.empty(len(s_next), dtype=record_dtype(u.shape[1]))
     records["s_next"] = s_next
@@ -66,9 +66,9 @@ def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units:
 def _unit_range(
     name: str, values: NDArray[np.float64], divisor: float | NDArray[np.float64], scale: str, first: int
 ) -> NDArray[np.float64]:
-    """Divide, and check that the result lies in [-1, 1]; the message names a divisor that works."""
+    """Divide, and check that the result lies in [-1, 1]; the message suggests a valid divisor."""
     largest = float(abs(values).max(initial=0.0))
-    hint = f" after division by {scale}; to rescale, pass {scale}={largest!r} or more (it is remembered in units)"
+    hint = f" after division by {scale}; to rescale, pass {scale}={largest!r} or more (it is stored in units)"
     with np.errstate(over="ignore"):  # an overflow is out of range and reported as such
         scaled = values / divisor
     return check.numbers_array(name, scaled, at_least=-1, at_most=1, hint=hint, first=first, copy=False)
@@ -88,7 +88,7 @@ def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArra
 
 
 def chunk_size(dtype: np.dtype[Any]) -> int:
-    """Number of elements taken at a time.
+    """Number of elements in a chunk.
 
     Examples
     --------
@@ -99,16 +99,16 @@ def chunk_size(dtype: np.dtype[Any]) -> int:
 
 
 def chunks(records: NDArray[Any], at_least: int = 0) -> Iterator[NDArray[Any]]:
-    """Cut into parts of `chunk_size`, or of `at_least` if that is more."""
+    """Views of `chunk_size` elements each, or of `at_least` if that is more."""
     size = max(chunk_size(records.dtype), at_least)
     for first in range(0, len(records), size):
         yield records[first : first + size]
 
 
 def count(records: NDArray[Any], n_pairs: int) -> NDArray[np.int64]:
-    """How often each pair occurs; memory goes with the number of pairs, not with that of records."""
+    """How often each pair occurs; memory is proportional to the number of pairs, not of records."""
     counts = np.zeros(n_pairs, dtype=np.int64)
-    for part in chunks(records, at_least=n_pairs):  # not shorter than its own result, or that would cost the most
+    for part in chunks(records, at_least=n_pairs):  # shorter chunks would spend most of the time adding up counts
         counts += np.bincount(part["pair"], minlength=n_pairs)
     return counts
 
@@ -120,9 +120,10 @@ def begins(
     first: int = 0,
     previous: int | None = None,
 ) -> NDArray[np.int64]:
-    """Check that trajectories begin where they are said to, and only there.
+    """Check that trajectories begin at `starts` and nowhere else.
 
-    `previous` is the next state of the record before the first, if there is one: what does not begin here continues it.
+    `previous` is the next state of the record before the first, if there is one. Unless 0 is among the starts, the
+    first record must continue it.
     """
     positions = check.indices("starts", starts, len(s), dtype=np.int64)
     if previous is None and (len(positions) == 0 or positions[0] != 0):

@@ -1,4 +1,4 @@
-"""Where the data lies: counts, and the floored estimate mu_hat of its distribution (equation (10))."""
+"""The distribution of the data: counts, and the floored estimate mu_hat (equation (10))."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reference:
             object.__setattr__(self, field.name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and unpickle through the constructor, which checks, and whose arrays nobody can change."""
+        """Copy and unpickle through the constructor, which checks the fields and makes the arrays read-only."""
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @property
@@ -67,7 +67,7 @@ class Reference:
 
     @property
     def total(self) -> float:
-        """Sum of mu_hat over all pairs; exceeds 1 by what the floor adds."""
+        """Sum of mu_hat over all pairs; the floor makes it exceed 1."""
         return float(np.maximum(self.counts / self.n_samples, self.floor).sum() + self.n_unvisited * self.floor)
 
     def at(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -85,12 +85,12 @@ class Reference:
 
 
 def estimate_reference(dataset: Dataset, floor: float) -> Reference:
-    """Estimate where the data lies.
+    """Estimate the distribution of the data.
 
     Parameters
     ----------
     dataset : Dataset
-        The transitions to count. The theorems ask that they are not used again for learning.
+        The transitions to count. The theorems require that they are not used again for learning.
     floor : float
         Least value of mu_hat, in (0, 1]; `theory.reference_floor` gives that of Proposition 4.3.
 

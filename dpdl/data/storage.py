@@ -1,4 +1,4 @@
-"""Data sets on disk: a folder of plain ``.npy`` files, mapped into memory and laid out as the core reads them.
+"""Data sets on disk: a folder of ``.npy`` files in the layout that the core reads, mapped into memory.
 
 Version 1 of the format is a folder with these files:
 
@@ -9,18 +9,18 @@ Version 1 of the format is a folder with these files:
     SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
 ``records.npy``
     The packed transitions, a structured array of `record_dtype`. A log of N transitions with I utilities takes
-    N (16 + 8 I) bytes, and one sampled transition is one place in memory, not one per column.
+    N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.
 ``pairs.npy``
     int64: the visited pairs as s * n_actions + a, ascending; ``pair`` of a record is a position in this array.
 ``starts.npy``
     int64: positions at which trajectories begin, ascending from 0. Absent if the transitions are independent.
 
 Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
-of that format). Reading compares it with the one header that fits, so nothing in it is ever interpreted, and nothing is
-ever unpickled. Sizes are checked, the header's against each other and against the files', before anything is allocated.
-Contents are then read once, in chunks: their SHA-256, and that no index or number is out of range.
+of that format). Reading compares it with the expected header, so it is not parsed, and nothing is unpickled. Sizes in
+``header.json`` are compared with each other and with the files before anything is allocated. Contents are then read
+once, in chunks, to check their SHA-256 and that every index and number is in range.
 
-The functions here know nothing of `Dataset`, which has `Dataset.save` and `Dataset.open`.
+`Dataset.save` and `Dataset.open` use these functions, which do not depend on `Dataset`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.records import INT32_MAX, begins, chunks, record_dtype
 from dpdl.data.units import Units, parse_units
-from dpdl.files.atomic import Folder, explained, read_folder, replacing, sync
+from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
 from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json
 
 FORMAT, VERSION = "dpdl dataset", 1
 HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
 
-#: A header is read whole, so its length is bounded; and with it the number of utilities, each of which has a scale.
+#: A header is read into memory, so its length is bounded, and so is the number of utilities, whose scales it lists.
 LARGEST_HEADER = 1 << 24
 MOST_UTILITIES = 1 << 16
 #: File offsets are 64-bit numbers with a sign.
@@ -84,9 +84,9 @@ class Sizes:
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} must be a whole number between {least} and {most}, got {value!r}")
         if self.n_pairs > min(self.n_records, self.n_states * self.n_actions):
-            raise ValueError(f"n_pairs = {self.n_pairs} is more than there are records, or pairs at all")
+            raise ValueError(f"n_pairs = {self.n_pairs} exceeds n_records or n_states * n_actions")
         if (self.n_trajectories or 1) > self.n_records:
-            raise ValueError(f"n_trajectories = {self.n_trajectories} is more than there are records")
+            raise ValueError(f"n_trajectories = {self.n_trajectories} exceeds n_records")
         if self.length(RECORDS) > LARGEST_FILE:
             raise ValueError(f"n_records = {self.n_records} is too large for a file")
 
@@ -106,7 +106,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Header:
-    """What ``header.json`` says."""
+    """The contents of ``header.json``."""
 
     sizes: Sizes
     units: Units
@@ -114,7 +114,7 @@ class Header:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what the data set is: sizes, units and the sums of its arrays, whatever the format's version."""
+        """SHA-256 of the sizes, the units and the sums of the arrays; it does not depend on the format's version."""
         content = [asdict(self.sizes), asdict(self.units), dict(self.sums)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -160,7 +160,7 @@ class Header:
 
 
 def is_header(content: Any) -> bool:
-    """Whether JSON says of itself that it is the header of a data set."""
+    """Whether parsed JSON names the format of a data set."""
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
@@ -168,7 +168,7 @@ Arrays = Mapping[str, Iterable[NDArray[Any]]]
 
 
 class Stored(NamedTuple):
-    """A data set as read from a folder; `counts` is a by-product of checking it."""
+    """A data set read from a folder; `counts` says how often each pair occurs."""
 
     header: Header
     arrays: Mapping[str, NDArray[Any]]
@@ -176,7 +176,7 @@ class Stored(NamedTuple):
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether a path is an empty folder, or holds a data set and nothing else; only these are ever overwritten."""
+    """Whether a path is an empty folder, or holds a data set and nothing else; only these are overwritten."""
     if not path.is_dir():
         return False
     with os.scandir(path) as entries:
@@ -185,7 +185,7 @@ def is_replaceable(path: Path) -> bool:
         return True
     if HEADER not in files or not files.keys() <= {HEADER, RECORDS, PAIRS, STARTS} or not all(files.values()):
         return False
-    try:  # of any version, and perhaps damaged
+    try:  # a data set of any version, perhaps damaged
         with Folder(path) as folder:
             return is_header(parse_json(_header_bytes(folder)))
     except ValueError:
@@ -193,17 +193,17 @@ def is_replaceable(path: Path) -> bool:
 
 
 def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
-    """Write a data set, its arrays given in chunks, as a folder that appears whole or not at all."""
-    with replacing(path, overwrite, is_replaceable) as folder, explained(path):
+    """Write a data set, its arrays given in chunks, to a folder atomically."""
+    with replacing(path, overwrite, is_replaceable) as folder, naming_the_target(path):
         write(folder, sizes, units, arrays)
 
 
 def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays) -> None:
-    """Write the files of a data set; a chunk may be read from the very place that it is going to be written to."""
+    """Write the files of a data set; chunks may be read from the files that are being overwritten."""
     sums = {}
     for name, (dtype, n) in sizes.arrays.items():
         with open(folder / name, "r+b" if (folder / name).exists() else "xb") as file:
-            sums[name] = _pour(dtype, n, arrays[name], file.write)
+            sums[name] = _write_array(dtype, n, arrays[name], file.write)
         sync(folder / name)
     (folder / HEADER).write_bytes(Header(sizes, units, sums).text())
     sync(folder / HEADER)
@@ -211,17 +211,17 @@ def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays) -> None:
 
 def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
     """Return the header that `save` would write."""
-    return Header(sizes, units, {name: _pour(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
+    return Header(sizes, units, {name: _write_array(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
 
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
-    """Open a folder and check everything in it; `verify=False` leaves out the SHA-256 of the arrays."""
+    """Open a folder and check its contents; `verify=False` skips the SHA-256 of the arrays."""
     header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
     counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
     if not counts.all():
         unvisited = int(np.argmin(counts))
-        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} is the pair of no record")
+        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} occurs in no record")
     return Stored(header, arrays, counts)
 
 
@@ -232,45 +232,45 @@ def inspect(
     label: Callable[[str], object] = lambda name: name.removesuffix(".npy"),
     sums: Mapping[str, str] = MappingProxyType({}),
 ) -> NDArray[np.int64]:
-    """Check that the core may read the arrays of a log, by file name, and return how often each pair occurs.
+    """Check the arrays of a log, given by file name, and return how often each pair occurs.
 
-    Every log passes here, however it was made, after it was put where nobody can change it: the core checks nothing.
-    The SHA-256 of each array in `sums` is compared as well. Messages begin with what `label` makes of a name.
+    The core checks nothing, so every log is checked here, after it was copied or mapped read-only. The SHA-256 of each
+    array in `sums` is compared as well. Messages begin with ``label(name)``.
     """
     records = _Records(n_states, n_actions, arrays[PAIRS], arrays.get(STARTS))
-    looks = {
-        PAIRS: _Ascending("pairs", n_states * n_actions).look,
-        STARTS: _Ascending("starts", len(arrays[RECORDS])).look,
-        RECORDS: records.look,
+    checks = {
+        PAIRS: _Ascending("pairs", n_states * n_actions).check_part,
+        STARTS: _Ascending("starts", len(arrays[RECORDS])).check_part,
+        RECORDS: records.check_part,
     }
-    for name in (name for name in looks if name in arrays):
+    for name in (name for name in checks if name in arrays):
         array = arrays[name]
         digest = hashlib.sha256(npy_header(array.dtype, len(array))) if name in sums else None
-        problem = _look_through(array, looks[name], digest, len(arrays[PAIRS]))
-        # That a file is damaged is more to the point than what the damage did to its contents.
+        error = _first_error(array, checks[name], digest, len(arrays[PAIRS]))
+        # A wrong checksum explains an invalid value, so it is reported first.
         if digest is not None and digest.hexdigest() != sums[name]:
             raise ValueError(f"{label(name)}: its SHA-256 is not the one in {HEADER}: the file is damaged")
-        if problem is not None:
-            raise ValueError(f"{label(name)}: {problem}")
+        if error is not None:
+            raise ValueError(f"{label(name)}: {error}")
     return records.counts
 
 
-def _pour(
+def _write_array(
     dtype: np.dtype[Any],
     n: int,
     parts: Iterable[NDArray[Any]],
     sink: Callable[[Any], object] = lambda raw: None,
 ) -> str:
-    """Pour a ``.npy`` file of `n` elements into `sink` and return its SHA-256."""
-    digest, poured = hashlib.sha256(npy_header(dtype, n)), 0
+    """Write a ``.npy`` file of `n` elements to `sink` and return its SHA-256."""
+    digest, written = hashlib.sha256(npy_header(dtype, n)), 0
     sink(npy_header(dtype, n))
     for part in parts:
         raw = _raw(np.ascontiguousarray(part, dtype=dtype))
         digest.update(raw)
         sink(raw)
-        poured += len(part)
-    if poured != n:
-        raise ValueError(f"{n} elements were announced, {poured} came")
+        written += len(part)
+    if written != n:
+        raise ValueError(f"expected {n} elements, got {written}")
     return digest.hexdigest()
 
 
@@ -279,7 +279,7 @@ def _raw(array: NDArray[Any]) -> memoryview:
 
 
 def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]]]:
-    """Read the header and the arrays, after all of them were opened: what is open does not vanish."""
+    """Read the header and the arrays; all files are opened first, so that none can be removed meanwhile."""
     raw = _header_bytes(folder)
     try:
         header = Header.parse(raw)
@@ -302,7 +302,7 @@ def _header_bytes(folder: Folder) -> bytes:
 
 
 def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
-    """Map an array, read-only, or read it into memory; nothing is allocated unless the file has the right length."""
+    """Map an array read-only, or read it into memory, after checking the length of the file."""
     head = npy_header(dtype, n)
     expected, length = len(head) + n * dtype.itemsize, os.fstat(stream.fileno()).st_size
     if length != expected:
@@ -312,14 +312,14 @@ def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int
     else:
         whole = np.empty(expected, dtype=np.uint8)
         if stream.readinto(whole.data) != expected:
-            raise ValueError(f"{file}: it became shorter while it was read")
+            raise ValueError(f"{file}: it was truncated while it was read")
     if whole[: len(head)].tobytes() != head:
         raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
     return whole[len(head) :].view(dtype)
 
 
 def _opened(folder: Folder, name: str) -> BufferedReader:
-    """Open a regular file; anything else (a pipe would wait for ever) is refused before it is opened."""
+    """Open a regular file; raise ValueError for anything else, without opening it: a pipe would block."""
     try:
         if not stat.S_ISREG(folder.stat(name).st_mode):
             raise ValueError(f"{folder.path / name}: it is not a regular file")
@@ -330,30 +330,30 @@ def _opened(folder: Folder, name: str) -> BufferedReader:
         raise ValueError(f"{folder.path / name}: it is missing") from None
 
 
-def _look_through(
-    array: NDArray[Any], look: Callable[[NDArray[Any], int], None], digest: Any, at_least: int
+def _first_error(
+    array: NDArray[Any], check_part: Callable[[NDArray[Any], int], None], digest: Any, at_least: int
 ) -> ValueError | None:
-    """Read an array once, in chunks: sum up all of it, and return the first problem that `look` sees."""
-    problem, first = None, 0
+    """Read an array once, in chunks: add all of it to `digest`, and return the first error of `check_part`."""
+    found, first = None, 0
     for part in chunks(array, at_least):
         if digest is not None:
             digest.update(_raw(part))
         try:
-            if problem is None:
-                look(part, first)
+            if found is None:
+                check_part(part, first)
         except ValueError as error:
-            problem = error
+            found = error
         first += len(part)
-    return problem
+    return found
 
 
 class _Ascending:
-    """Whole numbers that ascend from at least 0 to below a bound."""
+    """Checks that whole numbers ascend strictly from at least 0 to below a bound."""
 
     def __init__(self, name: str, bound: int) -> None:
         self.name, self.bound, self.previous = name, bound, -1
 
-    def look(self, part: NDArray[np.int64], first: int) -> None:
+    def check_part(self, part: NDArray[np.int64], first: int) -> None:
         check.indices(self.name, part, self.bound, dtype=np.int64, first=first, copy=False)
         wrong = np.flatnonzero(np.diff(part, prepend=self.previous) <= 0)
         if wrong.size:
@@ -362,7 +362,7 @@ class _Ascending:
 
 
 class _Records:
-    """Records that the core may read: every index in range, every number in [-1, 1], trajectories unbroken."""
+    """Checks records: every index in range, every number in [-1, 1], trajectories unbroken."""
 
     def __init__(
         self, n_states: int, n_actions: int, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None
@@ -371,12 +371,12 @@ class _Records:
         self.counts = np.zeros(len(pairs), dtype=np.int64)
         self.previous: int | None = None
 
-    def look(self, part: NDArray[Any], first: int) -> None:
+    def check_part(self, part: NDArray[Any], first: int) -> None:
         for name, bound in (("pair", len(self.pairs)), ("s_next", self.n_states)):
             if part[name].min() < 0 or part[name].max() >= bound:
                 check.indices(name, part[name], bound, first=first)
         for name in ("r", "u"):
-            # Written so that a NaN is out of range too. The check itself is slower and only needed for its message.
+            # The negation makes a NaN fail as well. `numbers_array` is slower and only makes the message.
             if part[name].size and not (part[name].min() >= -1 and part[name].max() <= 1):
                 check.numbers_array(name, part[name], at_least=-1, at_most=1, first=first)
         self.counts += np.bincount(part["pair"], minlength=len(self.counts))

@@ -1,4 +1,4 @@
-"""How a log's rewards and utilities were made from the user's numbers, so that results can be converted back."""
+"""Scales and cost limits of a log, to convert results back into the user's units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpdl.files.headers import expect_names
 
 @dataclass(frozen=True)
 class Units:
-    """How the log's rewards and utilities were made from the user's numbers, so that results can be converted back.
+    """How a log's rewards and utilities were computed from the user's numbers, to convert results back.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Units:
     utility_scale : tuple of float
         Utilities were divided by these.
     limits : tuple of float or None
-        Cost limits, if the utilities were made of costs (`Dataset.from_costs`).
+        Cost limits, if the utilities were computed from costs (`Dataset.from_costs`).
     normalised : bool
         Whether the limits bound (1-gamma) times the discounted sum of costs, or that sum itself.
     gamma : float or None
@@ -37,24 +37,24 @@ class Units:
     gamma: float | None = None
 
     def reward(self, value: float) -> float:
-        """Turn an expected discounted reward J back into the user's units."""
+        """Convert an expected discounted reward J to the user's units."""
         return value * self.reward_scale
 
     def utilities(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Turn expected discounted utilities J^u back into the user's units."""
+        """Convert expected discounted utilities J^u to the user's units."""
         return np.asarray(values, dtype=np.float64) * np.asarray(self.utility_scale)
 
     def costs(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Turn J^u into costs, comparable with the limits that were given to `Dataset.from_costs`."""
+        """Convert J^u to costs, comparable with the limits that were given to `Dataset.from_costs`."""
         if self.limits is None or self.gamma is None:
-            raise ValueError("this data set was not made of costs; see Dataset.from_costs")
+            raise ValueError("this data set was not made from costs; see Dataset.from_costs")
         slack = self.utilities(values) * (1 - self.gamma if self.normalised else 1)
         return np.asarray(self.limits) - slack
 
 
 @dataclass(frozen=True)
 class CostLimits:
-    """Costs that must stay below limits, to be written as utilities (`Dataset.from_costs` states how)."""
+    """Limits on costs, written as utilities as `Dataset.from_costs` defines."""
 
     limits: NDArray[np.float64]
     gamma: float
@@ -62,7 +62,7 @@ class CostLimits:
 
     @classmethod
     def of(cls, limits: ArrayLike, gamma: float, normalised: bool, n_costs: int | None = None) -> CostLimits:
-        """Check what a caller gave."""
+        """Check a caller's arguments."""
         gamma = check.real("gamma", gamma, above=0, below=1)
         normalised = check.flag("normalised", normalised)
         return cls(check.numbers_array("limits", limits, shape=(n_costs,)), gamma, normalised)
@@ -75,14 +75,14 @@ class CostLimits:
         return check.numbers_array("limits - costs", slack, first=first, copy=False)
 
     def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
-        """Scale by the largest slacks of the whole log; a utility that is always zero needs no scale."""
+        """Units whose scales are the largest slacks of the whole log; 1 for a utility that is always zero."""
         scale = np.where(largest == 0, 1.0, largest)
         limits = tuple(self.limits.tolist())
         return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
 
 
 def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
-    """Check one positive number for all of `n` columns, or one for each."""
+    """Check a positive number for all of `n` columns, or one for each."""
     if np.ndim(scale) == 0:
         return (check.real(name, scale, above=0),) * n
     return tuple(
@@ -92,7 +92,7 @@ def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
 
 
 def parse_units(content: Any, n_utilities: int | None = None) -> Units:
-    """Check units that came out of a file; without `n_utilities` they say themselves how many those are."""
+    """Check units that were read from a file; `n_utilities` is by default the length of ``utility_scale``."""
     expect_names("units", content, {field.name for field in fields(Units)})
     limits, gamma, normalised = content["limits"], content["gamma"], content["normalised"]
     try:

@@ -1,1 +1,1 @@
-"""What every file of ours shares: writing whole or not at all, locks, checked headers."""
+"""Files that dpdl writes: atomic replacement, locks, checked headers."""

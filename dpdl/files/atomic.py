@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and folders that are read as one while they are replaced.
+"""Atomic replacement of files and folders, and consistent reading of a folder that may be replaced meanwhile.
 
-What is written gets a temporary name beside its place, and is renamed into it. Whoever writes holds a lock on it, so
-that the next one who writes to the same target can tell what a killed process left behind, and remove it. Who reads a
-folder opens it first, and its files in what was opened, so that all of them are of the same one.
+Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on the
+temporary file or folder, so that the next writer to the same target can recognise and remove what a killed process left
+behind. A reader opens a folder first, and then its files relative to it, so that all files are of the same version.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if sys.platform != "win32":
 
 TEMPORARY, OLD = ".tmp", ".old"
 
-#: Seconds to go on trying to read a folder that is being replaced, over and over or for long.
-PATIENCE = 2.0
+#: Seconds for which reading is retried while a folder is being replaced.
+RETRY_SECONDS = 2.0
 
 T = TypeVar("T")
 
 
 class Folder:
-    """A folder that was opened: its files stay those of this folder, whatever takes its place at `path`."""
+    """An open folder: its files stay the same even if another folder replaces it at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # On Windows a folder cannot be opened; there one whose files are open cannot be replaced either.
+        # On Windows a folder cannot be opened, but one with open files cannot be replaced either.
         self.descriptor = None if sys.platform == "win32" else os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._status = os.stat(path if self.descriptor is None else self.descriptor)
 
@@ -54,11 +54,11 @@ class Folder:
         return os.stat(self._name(name), dir_fd=self.descriptor)
 
     def open(self, name: str) -> BufferedReader:
-        """Open a file to be read."""
+        """Open a file for reading."""
         return open(self._name(name), "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self.descriptor))
 
     def is_at_its_path(self) -> bool:
-        """Whether the folder has not been replaced, or moved away."""
+        """Whether the folder has been neither replaced nor moved."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return os.path.samestat(self._status, os.stat(self.path))
         return False
@@ -68,11 +68,11 @@ class Folder:
 
 
 def read_folder(path: Path, read: Callable[[Folder], T]) -> T:
-    """Return what `read` makes of the folder at a path; once more if that was replaced while it was being read.
+    """Return what `read` returns for the folder at a path; try again if the folder was replaced meanwhile.
 
-    Files of a folder that was replaced are removed one by one, so that `read` may fail for no other reason.
+    The files of a replaced folder are removed one by one, so an error of `read` counts only if the folder is in place.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             folder = Folder(path)
@@ -89,34 +89,34 @@ def read_folder(path: Path, read: Callable[[Folder], T]) -> T:
                     if folder.is_at_its_path():
                         raise
             if time.monotonic() > deadline:
-                raise OSError(errno.EBUSY, "it was replaced again and again while it was read", str(path))
+                raise OSError(errno.EBUSY, "it was replaced repeatedly while it was read", str(path))
         time.sleep(0.001)
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether nothing is at a path, and it is not just being replaced: between two renames the old folder is aside."""
+    """Whether a path does not exist and is not being replaced: between the two renames only the .old folder exists."""
     target = Path(os.path.realpath(path))
-    # Twice: the one may have been put in its place, and the next have been begun, between the two questions.
+    # Twice: one replacement may end, and another begin, between the two tests.
     return not any(any(beside(target, OLD)) or os.path.lexists(target) for _ in range(2))
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """Give a new, empty folder to write to, which takes the place of `path` when the block ends well.
+    """Yield a new, empty folder to write to, which replaces `path` when the block ends without an exception.
 
-    On any exception it is removed, and whatever was at `path` is untouched. What was there is replaced only if
-    `overwrite` is set and `replaceable` recognises it: moved aside, and removed once the new folder is in its place. A
-    process that is killed leaves folders behind, which the next one that writes to the same path removes. Only if it is
-    killed between the two renames is `path` missing: the old folder is then beside it, with suffix .old, and stays.
+    On an exception the new folder is removed and `path` is unchanged. An existing `path` is replaced only if
+    `overwrite` is set and `replaceable` accepts it: it is renamed, and removed once the new folder is in its place. A
+    killed process leaves folders behind, which the next one that writes to the same path removes. Only if it is killed
+    between the two renames is `path` missing: the old folder is then kept beside it, with suffix .old.
     """
     target = Path(os.path.realpath(path))
     _refuse_existing(target, overwrite, replaceable)
-    with explained(target):
+    with naming_the_target(target):
         _remove_left_folders(target)
         temporary, descriptor = _new_folder(target)
     try:
         yield temporary
-        with explained(target):
+        with naming_the_target(target):
             sync(temporary)
             _refuse_existing(target, overwrite, replaceable)
             _move(temporary, target)
@@ -129,20 +129,20 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
 
 
 @contextmanager
-def explained(
+def naming_the_target(
     target: str | os.PathLike[str], what: str = "it could not be written, and nothing was left behind"
 ) -> Iterator[None]:
-    """Say in every OSError what could not be written; a full disk does not name the file by itself."""
+    """Add the target to every OSError; that of a full disk does not name the file."""
     try:
         yield
-    except FileExistsError:  # says it already
+    except FileExistsError:  # names it already
         raise
     except OSError as error:
         raise OSError(error.errno or errno.EIO, f"{error.strerror or error}: {what}", str(target)) from error
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     if sys.platform == "win32" and path.is_dir():  # folders cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -163,7 +163,7 @@ def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path]
     if not overwrite:
         refuse(target, "it exists already; pass overwrite=True to replace it")
     if not replaceable(target):
-        refuse(target, "what is there is not a data set, or not that alone, so it is not replaced")
+        refuse(target, "it is not replaced, because it is not a data set or holds other files")
 
 
 def _move(temporary: Path, target: Path) -> None:
@@ -173,7 +173,7 @@ def _move(temporary: Path, target: Path) -> None:
             os.rename(target, aside)
         os.rename(temporary, target)
     except BaseException:
-        with suppress(OSError):  # it was not moved yet, or somebody else's new folder is there by now
+        with suppress(OSError):  # not renamed yet, or another process has put its own folder there
             os.rename(aside, target)
         if os.path.lexists(target):
             _remove(aside)
@@ -185,13 +185,13 @@ def _move(temporary: Path, target: Path) -> None:
 
 
 def _new_folder(target: Path) -> tuple[Path, int | None]:
-    """A folder beside the target, and the lock on it for as long as this process is writing."""
+    """A temporary folder beside the target, and the descriptor that holds the lock on it."""
     while True:
         temporary = temporary_name(target)
         temporary.mkdir()
         if sys.platform == "win32":  # folders cannot be opened there
             return temporary, None
-        with suppress(FileNotFoundError, BlockingIOError):  # removed by somebody else before it was locked: try again
+        with suppress(FileNotFoundError, BlockingIOError):  # another process removed it before it was locked: retry
             descriptor = os.open(temporary, os.O_RDONLY)
             try:
                 lock(descriptor)
@@ -203,8 +203,8 @@ def _new_folder(target: Path) -> tuple[Path, int | None]:
 
 
 def _remove_left_folders(target: Path) -> None:
-    """Remove what killed processes left behind; an old folder only if it has been replaced."""
-    if sys.platform == "win32":  # nothing tells live folders from abandoned ones there
+    """Remove folders that killed processes left behind; an old folder only if it has been replaced."""
+    if sys.platform == "win32":  # folders cannot be locked there
         return
     remove_leftovers(target, _remove)
     if os.path.lexists(target):
@@ -212,7 +212,7 @@ def _remove_left_folders(target: Path) -> None:
 
 
 def _remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder and its files. A folder inside it is not ours: that stays, and this one for its sake."""
+    """Remove a folder and its files, unless it contains a folder: dpdl does not make those."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -221,13 +221,13 @@ def _remove(folder: str | os.PathLike[str]) -> None:
 
 
 def temporary_name(target: Path) -> Path:
-    """A name that nobody else has, short enough for any file system that has room for 100 bytes of the target's."""
+    """A unique name beside the target, with at most 100 bytes of the target's name."""
     return target.with_name(f".{_short(target.name)}.{secrets.token_hex(8)}{TEMPORARY}")
 
 
 @contextmanager
 def temporary_file(target: Path) -> Iterator[Path]:
-    """Such a name for the time of a block, under which nothing is left."""
+    """Yield a `temporary_name`; a file of that name is removed when the block ends."""
     temporary = temporary_name(target)
     try:
         yield temporary
@@ -237,30 +237,30 @@ def temporary_file(target: Path) -> Iterator[Path]:
 
 
 def lock(descriptor: int) -> None:
-    """Hold a lock on a file or folder until it is closed: what tells one that is being written from an abandoned one.
+    """Lock a file or folder until it is closed, to distinguish one that is being written from an abandoned one.
 
-    A process number in its name would not do: in two containers two processes may have the same one. A BlockingIOError
-    means that somebody else holds it.
+    A process number in its name is not enough: processes in two containers may have the same one. BlockingIOError means
+    that another process holds the lock.
     """
-    if sys.platform == "win32":  # refuses to remove what is open
+    if sys.platform == "win32":  # an open file cannot be removed there
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # some network file systems have no locks; then nothing is ever removed there either
+    except OSError:  # some network file systems have no locks; leftovers are not removed there either
         pass
 
 
 def beside(target: Path, suffix: str) -> Iterator[str]:
-    """Paths beside a target that `temporary_name` made for it, or would have but for the suffix."""
+    """Paths beside a target whose names are those of `temporary_name`, but with the given suffix."""
     pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(suffix))
     with suppress(OSError), os.scandir(target.parent) as entries:
         yield from (entry.path for entry in entries if pattern.fullmatch(entry.name))
 
 
 def remove_leftovers(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
-    """Remove what killed processes left beside a target."""
+    """Remove temporary files that killed processes left beside a target."""
     for path in beside(target, suffix):
         with suppress(OSError):
             _remove_unless_locked(path, remove)

@@ -1,4 +1,4 @@
-"""Headers of files: JSON that is read strictly, checksums, and the headers of ``.npy`` files."""
+"""Headers of files: strict JSON, checksums, and the headers of ``.npy`` files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON in ASCII, without the NaN, infinities and names given twice that Python would let through."""
+    """Parse JSON in ASCII; NaN, infinities and duplicate names, which Python accepts, are errors."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not a number")
@@ -17,11 +17,11 @@ def parse_json(raw: bytes) -> Any:
     try:
         return json.loads(raw.decode("ascii"), parse_constant=refuse, object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it cannot be read as JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary of the names and values of a JSON object, none of which may be given twice.
+    """Make a dictionary of the names and values of a JSON object; duplicate names are an error.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def expect_names(name: str, content: Any, names: set[str]) -> None:
 
 
 def is_sha256(value: Any) -> bool:
-    """Whether a value is a SHA-256 in hexadecimal."""
+    """Whether a value is a SHA-256 in lower-case hexadecimal."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 

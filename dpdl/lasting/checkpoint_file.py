@@ -1,18 +1,18 @@
-"""Checkpoints: one file that holds everything a run needs to go on, bit for bit.
+"""Checkpoints: one file with everything that is needed to resume a run bit for bit.
 
 Version 1 of the format, all numbers little-endian:
 
     8 bytes     b"DPDLCKPT"
     4 bytes     version of the format (uint32), now 1
     8 bytes     length of the header (uint64)
-    header      one JSON object (ASCII): what `_checkpointing` says, and "arrays": a list of [name, dtype, shape]
+    header      one JSON object (ASCII): see `dpdl.lasting.checkpoint`; and "arrays": a list of [name, dtype, shape]
     arrays      their bytes, one after the other, in that order
-    32 bytes    SHA-256 of all that comes before
+    32 bytes    SHA-256 of everything before it
 
-It is written to a temporary file beside it, flushed to the disk, and renamed; the checkpoint that was there before is
-kept beside it with ``.previous`` appended. At every moment the path holds a whole checkpoint, the old or the new one.
-A process that is killed leaves its temporary file behind, which the next one removes. Nothing is ever unpickled, and no
-array is allocated before the file is known to hold it.
+A checkpoint is written to a temporary file in the same folder, flushed to the disk, and renamed; the previous one is
+kept beside it with ``.previous`` appended. At every moment the path holds a complete checkpoint, the old or the new
+one. A process that is killed leaves its temporary file behind, which the next one removes. Nothing is unpickled, and
+the size of an array is compared with that of the file before it is allocated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl.files.atomic import explained, lock, refuse, sync, temporary_file
+from dpdl.files.atomic import lock, naming_the_target, refuse, sync, temporary_file
 from dpdl.files.headers import parse_json
 
 MAGIC, VERSION = b"DPDLCKPT", 1
@@ -44,9 +44,9 @@ PREVIOUS = ".previous"
 
 
 def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *, new: bool = False) -> None:
-    """Put a checkpoint at `path`, whole or not at all; an OSError leaves the one that is there as it was.
+    """Write a checkpoint to `path` atomically; an OSError leaves an existing one unchanged.
 
-    With `new` it replaces nothing, and is a FileExistsError if there is something, however lately that came.
+    With `new`, raise FileExistsError if the path exists, even if it was created concurrently.
 
     Examples
     --------
@@ -66,12 +66,12 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
         *(array.reshape(-1).view(np.uint8).data for array in plain.values()),
     ]
     digest = hashlib.sha256()
-    trouble = explained(path, "the checkpoint could not be written")
+    trouble = naming_the_target(path, "the checkpoint could not be written")
     with trouble, temporary_file(path) as temporary, open(temporary, "xb") as file:
         with contextlib.suppress(FileNotFoundError):
             os.lstat(
                 path.with_name(path.name + PREVIOUS)
-            )  # a name that is too long shows now, not after the first hour
+            )  # a name that is too long fails here, not at the second checkpoint
         lock(file.fileno())
         for part in parts:
             digest.update(part)
@@ -80,22 +80,22 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
         file.flush()
         os.fsync(file.fileno())
         if sys.platform == "win32":
-            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it has its name
+            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it is renamed
         if new:
             _move_to_free(temporary, path)
         else:
             _keep_previous(path)
             os.replace(temporary, path)
-        with contextlib.suppress(OSError):  # makes the renaming last through a power cut, where the platform can
+        with contextlib.suppress(OSError):  # makes the rename durable, where the platform supports that
             sync(path.parent)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Give back header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
+    """Read header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
         raise damaged(path, "it is not a regular file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size  # of what was opened: the path may have got a new file by now
+        size = os.fstat(file.fileno()).st_size  # not os.stat(path): the path may have been replaced meanwhile
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
             raise damaged(path, "it is not a dpdl checkpoint")
@@ -104,7 +104,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
             raise damaged(path, f"its format has version {version}, this dpdl reads version {VERSION}")
         if length > size - _PREFIX.size - _DIGEST:
             raise damaged(path, f"its header of {length} bytes does not fit into its {size} bytes")
-        # The sum is checked before a word of the header is believed.
+        # Check the sum before the header is parsed.
         if _digest(file, size - _DIGEST) != file.read(_DIGEST):
             raise damaged(path, "its checksum is wrong")
         file.seek(_PREFIX.size)
@@ -117,13 +117,13 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         for name, dtype, shape in described:
             raw = file.read(math.prod(shape) * dtype.itemsize)
             if len(raw) < math.prod(shape) * dtype.itemsize:
-                raise damaged(path, "it became shorter while it was read")
+                raise damaged(path, "it was truncated while it was read")
             arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
     return header, arrays
 
 
 def _described(header: Any, n_bytes: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Take the description of the arrays, which together have `n_bytes`, out of the header."""
+    """Remove the description of the arrays from the header and check it; together they have `n_bytes`."""
     if not isinstance(header, dict) or not isinstance(header.get("arrays"), list):
         raise ValueError("its header has no list of arrays")
     found, left = {}, n_bytes
@@ -149,11 +149,11 @@ def refuse_existing(path: Path) -> None:
     if path.is_dir():
         refuse(path, "it is a folder, and a checkpoint is a file")
     if os.path.lexists(path):
-        refuse(path, "it exists; dpdl.resume goes on with it, or remove it to start anew")
+        refuse(path, "it exists; continue it with dpdl.resume, or remove it to start again")
 
 
 def _keep_previous(path: Path) -> None:
-    """Give the checkpoint at `path` a second name, so that it outlives its successor's arrival at the first one."""
+    """Give the checkpoint at `path` a second name, so that it is not lost when `path` is replaced."""
     if not path.exists():
         return
     with temporary_file(path) as spare:
@@ -165,7 +165,7 @@ def _keep_previous(path: Path) -> None:
 
 
 def _move_to_free(temporary: Path, path: Path) -> None:
-    """Give a file its name unless something has that name: of two runs that begin together, one is refused."""
+    """Rename a file unless the name is taken; of two runs that start at the same time, one fails."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -177,7 +177,7 @@ def _move_to_free(temporary: Path, path: Path) -> None:
 
 
 def _digest(file: Any, n_bytes: int) -> bytes:
-    """SHA-256 of the first n bytes, leaving the file after them."""
+    """SHA-256 of the first n bytes; the file position is after them."""
     file.seek(0)
     digest = hashlib.sha256()
     while n_bytes:
@@ -190,7 +190,7 @@ def _digest(file: Any, n_bytes: int) -> bytes:
 
 
 def damaged(path: Path, what: str) -> ValueError:
-    """Make the error that a checkpoint cannot be used, which says where the one before it is."""
+    """Make the error for a checkpoint that cannot be used; it names the previous one, if there is one."""
     previous = path.with_name(path.name + PREVIOUS)
-    hint = f"; the one before it is at {previous}" if previous.exists() else ""
+    hint = f"; the previous one is at {previous}" if previous.exists() else ""
     return ValueError(f"checkpoint {path} cannot be used: {what}{hint}")
