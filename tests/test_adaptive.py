@@ -264,7 +264,7 @@ def test_the_exit_rule_is_that_of_algorithm_2(faked):
             outcomes["stopped"] += 1
             assert (result.status, result.success) == (Status.COMPLETED, True)
             assert result.settings.psi == 2.0 ** (last - 1)
-            assert result.message.startswith(f"stopped at level {last}, psi = {2 ** (last - 1)}: VERIFY held twice")
+            assert result.message.startswith(f"stopped at level {last}, psi = {2 ** (last - 1)}: VERIFY passed twice")
     assert min(outcomes.values()) > 50
 
 
@@ -338,7 +338,7 @@ def test_no_level_is_lost_to_an_interruption_between_the_steps(monkeypatch, wher
     owner, name = {
         "verify": (adaptive, "verify"),
         "phases": (adaptive._Plan, "phases"),
-        "prepare": (adaptive, "_level_run"),
+        "prepare": (adaptive, "_prepare_level"),
     }[where]
     monkeypatch.setattr(owner, name, third_time(getattr(owner, name)))
     options = {"T": 500, "rng": 0, "exit_margin": 0}
@@ -361,7 +361,7 @@ def test_an_interruption_before_anything_is_learned_is_passed_on(monkeypatch):
             raise KeyboardInterrupt
         return drive(*arguments, **options)
 
-    monkeypatch.setattr(adaptive, "_level_run", interrupted)
+    monkeypatch.setattr(adaptive, "_prepare_level", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learn_adaptive(LOG, **COMMON, **BUDGETS, T=500, rng=0)
 
@@ -404,7 +404,7 @@ def test_a_warm_start_is_the_average_of_the_level_before():
     cold, warm = (learn_adaptive(LOG, **COMMON, **BUDGETS, **options, warm_start=warm) for warm in (False, True))
     same_runs(cold.history[0].result, warm.history[0].result)
     before, after = warm.history[0].result, warm.history[1].result
-    start = adaptive._warm(before, after.reference, after.settings)
+    start = adaptive._feasible_start(before, after.reference, after.settings)
     rng = np.random.default_rng(0)
     learn(LOG[:800], before.settings, n_reference=300, rho0=CMDP_.rho0, rng=rng, check_slater=False)
     log = LOG[1500:2000]
@@ -442,7 +442,7 @@ def test_warm_starts_are_feasible_for_any_reference():
             radius_lam=float(rng.choice([1e-3, 1.0, 40.0])),
         ).resolve(5, 4, n_utilities)
         reference = estimate_reference(after[:20], settings.floor)
-        start = adaptive._warm(run, reference, settings)
+        start = adaptive._feasible_start(run, reference, settings)
         x, mu_hat = start.x, reference.mu_hat
         assert (x > 0).all()
         assert (x <= settings.psi / 0.1 * mu_hat * (1 + 1e-12)).all()
@@ -475,7 +475,7 @@ def test_practical_runs_claim_nothing_and_say_why():
 
 
 def adaptive_claim(faked, log=LOG, **changes):
-    """The result of two faked levels that VERIFY held for, whose own premises all held."""
+    """The result of two faked levels that VERIFY passed for, whose own premises all held."""
     faked.premises = (Premise("psi >= C*", False, ""), Premise("steps", True, ""), Premise("slater valid", True, ""))
     faked.levels = iter([(True, 0.0), (True, 0.0)])
     options = {"gamma": 0.5, "slater": 0.3, "eps": 0.2, "rho0": CMDP_.rho0, "T": 10, "rng": 0} | BUDGETS | changes
@@ -587,7 +587,7 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
     assert result.settings.psi <= limit
     assert (value.utilities >= 0).all()
     assert value.reward >= 0.85 * best.reward
-    # VERIFY held, so J-hat is what the policy earns but for the flow that it lets pass.
+    # VERIFY passed, so J-hat is what the policy earns but for the flow that it lets pass.
     assert result.history[-1].reward == pytest.approx(value.reward, abs=0.1)
 
 
@@ -730,25 +730,25 @@ def test_a_checkpoint_of_levels_is_not_written_over_and_not_mistaken(tmp_path):
     log, arguments = levelled()
     path = tmp_path / "levels"
     learn_adaptive(log, **arguments, checkpoint=path, step_limit=100)
-    with pytest.raises(FileExistsError, match="is not empty; resume=True goes on with what is there"):
+    with pytest.raises(FileExistsError, match="is not empty; resume=True resumes what is there"):
         learn_adaptive(log, **arguments, checkpoint=path)
-    with pytest.raises(ValueError, match=r"is of another call: plan = "):
+    with pytest.raises(ValueError, match=r"belongs to another call: plan = "):
         learn_adaptive(log, **(arguments | {"growth": 3.0}), checkpoint=path, resume=True)
-    with pytest.raises(ValueError, match=r"is of another call: generator = "):
+    with pytest.raises(ValueError, match=r"belongs to another call: generator = "):
         learn_adaptive(log, **(arguments | {"rng": 6}), checkpoint=path, resume=True)
     with pytest.raises(ValueError, match="rho0 or initial_states differ"):
         learn_adaptive(log, **(arguments | {"rho0": [1, 0, 0, 0]}), checkpoint=path, resume=True)
     with pytest.raises(ValueError, match="belongs to another data set: the fingerprints differ"):
         resume(path, log[:500])
-    with pytest.raises(TypeError, match="resume needs checkpoint, the folder to go on from"):
+    with pytest.raises(TypeError, match="resume needs checkpoint, the folder to resume from"):
         learn_adaptive(log, **arguments, resume=True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="nothing to go on with"):
+    with pytest.raises(FileNotFoundError, match="nothing to resume"):
         resume(tmp_path / "empty", log)
     replicate(
         log, n=1, gamma=0.8, psi=2, slater=0.3, T=100, rho0=LEVELS["rho0"], checkpoint=tmp_path / "replicas", rng=0
     )
-    with pytest.raises(ValueError, match="is not one of learn_adaptive; replicas and sweeps go on with resume=True"):
+    with pytest.raises(ValueError, match="was not made by learn_adaptive; resume replicas and sweeps with resume=True"):
         resume(tmp_path / "replicas", log)
 
 
@@ -756,7 +756,9 @@ def test_functions_are_given_again_to_go_on(tmp_path):
     log, arguments = levelled(per_level=lambda problem: {"T": int(1000 * problem.psi)})
     whole = learn_adaptive(log, **arguments)
     learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=2500)
-    with pytest.raises(ValueError, match=r"a function as per_level, which it cannot hold: go on with learn_adaptive\("):
+    with pytest.raises(
+        ValueError, match=r"a function as per_level, which cannot be stored: resume it with learn_adaptive\("
+    ):
         resume(tmp_path / "levels", log)
     again = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)
     assert all_bits(again) == all_bits(whole)

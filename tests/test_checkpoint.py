@@ -324,7 +324,7 @@ def test_without_hard_links_too(path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     test_the_one_before_is_kept(path)
     path.write_bytes(b"")
-    with pytest.raises(FileExistsError, match=r"dpdl.resume goes on with it.*run\.ckpt"):
+    with pytest.raises(FileExistsError, match=r"continue it with dpdl.resume.*run\.ckpt"):
         run(checkpoint=path)
     assert strays(path) == ["run.ckpt.previous.previous"]
 
@@ -407,7 +407,7 @@ def test_of_two_runs_that_begin_together_one_is_refused(path, monkeypatch):
     for thread in threads:
         thread.join()
     (winner,) = [seed for seed in (5, 6) if not isinstance(outcomes[seed], FileExistsError)]
-    assert "dpdl.resume goes on with it" in str(outcomes[11 - winner])
+    assert "continue it with dpdl.resume" in str(outcomes[11 - winner])
     assert bits(resume(path, LOG)) == bits(outcomes[winner]) == bits(run(rng=winner))
     assert strays(path) == []
 
@@ -475,11 +475,11 @@ def sealed(text, tail=b"", *, version=1, length=None):
         (sealed(b"{}", version=2), "its format has version 2, this dpdl reads version 1"),
         (sealed(b"{}", length=2**64 - 1), "its header of 18446744073709551615 bytes does not fit into its 54 bytes"),
         (sealed(b"{}", length=3), "its header of 3 bytes does not fit into its 54 bytes"),
-        (sealed(b""), "it cannot be read as JSON"),
-        (sealed(b"{"), "it cannot be read as JSON"),
-        (sealed(b"\xff\xfe"), "it cannot be read as JSON"),
-        (sealed(b"[" * 100_000), "it cannot be read as JSON"),
-        (sealed(b'{"arrays": [], "n": NaN}'), "it cannot be read as JSON: NaN is not a number"),
+        (sealed(b""), "it is not valid JSON"),
+        (sealed(b"{"), "it is not valid JSON"),
+        (sealed(b"\xff\xfe"), "it is not valid JSON"),
+        (sealed(b"[" * 100_000), "it is not valid JSON"),
+        (sealed(b'{"arrays": [], "n": NaN}'), "it is not valid JSON: NaN is not a number"),
         (sealed(b"[]"), "its header has no list of arrays"),
         (sealed(b"{}"), "its header has no list of arrays"),
         (sealed(b'{"arrays": 5}'), "its header has no list of arrays"),
@@ -565,7 +565,7 @@ NONSENSE = {
     "pairs out of range": (put("reference_pairs", -1, 48), "must be between 0 and 47"),
     "pairs out of order": (put("reference_pairs", 1, 0), "pairs must ascend"),
     "counts of zero": (put("reference_counts", 0, 0), "counts must be positive"),
-    "other coordinates": (put("pairs", 0, 40), "it was made from part of a larger log"),
+    "other coordinates": (put("pairs", 0, 40), "its pairs are not those of this log"),
     "no coordinates": (lambda h, a: a.pop("pairs"), "'pairs' is missing"),
     "no initial state": (give(initial=np.zeros(12)), "initial must sum to 1, got 0"),
     "states that do not exist": (give(initial=np.append(np.zeros(10**5), 1.0)), "initial must have shape (12,)"),
@@ -709,7 +709,7 @@ def test_part_of_a_log_is_not_the_same_as_a_copy_of_it(path):
     assert copy.fingerprint == part.fingerprint
     expected = run(part, reference=reference)
     run(part, reference=reference, checkpoint=path, step_limit=3000)
-    with pytest.raises(ValueError, match="it was made from part of a larger log"):
+    with pytest.raises(ValueError, match="its pairs are not those of this log"):
         resume(path, copy)
     assert bits(resume(path, part)) == bits(expected)
 
@@ -752,14 +752,14 @@ def test_learn_names_a_bad_argument(changes, error, message, path):
 
 def test_a_new_run_replaces_nothing(path):
     path.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match=r"it exists; dpdl.resume goes on with it, or remove it.*run\.ckpt"):
+    with pytest.raises(FileExistsError, match=r"it exists; continue it with dpdl.resume, or remove it.*run\.ckpt"):
         run(checkpoint=path)
     assert path.read_bytes() == b"precious"
     path.unlink()
     path.mkdir()
     with pytest.raises(FileExistsError, match=r"it is a folder, and a checkpoint is a file.*run\.ckpt"):
         run(checkpoint=path)
-    with pytest.raises(FileNotFoundError, match=r"run\.ckpt has no file 'plan': nothing to go on with"):
+    with pytest.raises(FileNotFoundError, match=r"run\.ckpt has no file 'plan': nothing to resume"):
         resume(path, LOG)
     assert strays(path) == []
 
@@ -767,7 +767,7 @@ def test_a_new_run_replaces_nothing(path):
 @posix
 def test_a_pipe_is_not_waited_for(path):
     os.mkfifo(path)
-    with pytest.raises(FileNotFoundError, match=r"run\.ckpt has no file 'plan': nothing to go on with"):
+    with pytest.raises(ValueError, match=r"run\.ckpt cannot be used: it is not a regular file"):
         resume(path, LOG)
 
 
@@ -837,7 +837,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(path, caplog):
     assert result.status is Status.COMPLETED
     (note,) = result.notes
     assert note.startswith(f"the checkpoint {path} could not be written after 6000 steps (")
-    assert note.endswith("; the one before it, of 2900 steps, is still there")
+    assert note.endswith("; the previous one, of 2900 steps, is kept")
     assert all(warning.category is RuntimeWarning for warning in caught)
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == [str(warning.message) for warning in caught]

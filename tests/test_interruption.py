@@ -217,7 +217,7 @@ def test_whoever_insists_is_not_kept_waiting_by_the_disk(n_times, tmp_path, monk
     assert (result.status, result.n_steps) == (Status.INTERRUPTED, 1000)
     assert result.notes == (
         f"the checkpoint {tmp_path / 'run'} could not be written after 1000 steps (it was interrupted); "
-        "the one before it, of 0 steps, is still there",
+        "the previous one, of 0 steps, is kept",
     )
     monkeypatch.undo()
     assert bits(result) == bits(run(step_limit=1000))
@@ -537,7 +537,7 @@ def test_however_often_it_is_pressed_the_result_is_not_lost(tmp_path):
                 continue
             assert_right(result)
             saved = checkpoint_file.read(path)[1]["counters"][0]
-            assert saved == result.n_steps or f"of {{saved}} steps, is still there" in result.notes[0]
+            assert saved == result.n_steps or f"of {{saved}} steps, is kept" in result.notes[0]
     """)
     # One that falls into the microsecond of returning is the caller's, as any later one is.
     assert len(lost) <= 2

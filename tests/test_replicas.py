@@ -223,9 +223,9 @@ def test_replicas_that_were_stopped_at_50_places_go_on_bit_for_bit(stored, order
 def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     common = {"n": 2, "rho0": RHO0, "checkpoint": tmp_path / "runs"}
     replicate(stored, SETTINGS, rng=7, **common)
-    with pytest.raises(FileExistsError, match="is not empty; resume=True goes on"):
+    with pytest.raises(FileExistsError, match="is not empty; resume=True resumes"):
         replicate(stored, SETTINGS, rng=7, **common)
-    with pytest.raises(ValueError, match="is of other runs: entropy = 7, not 8"):
+    with pytest.raises(ValueError, match="belongs to other runs: entropy = 7, not 8"):
         replicate(stored, SETTINGS, rng=8, resume=True, **common)
     with pytest.raises(ValueError, match=re.escape("has other settings: psi = 3.0, not 4.0")):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
@@ -243,7 +243,7 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     started = common | {"checkpoint": tmp_path / "started"}
     one, other = (learn(stored, SETTINGS, rho0=RHO0, rng=seed).last for seed in (7, 8))
     replicate(stored, SETTINGS, rng=7, start=one, **started)
-    with pytest.raises(ValueError, match="is of other runs: start = "):
+    with pytest.raises(ValueError, match="belongs to other runs: start = "):
         replicate(stored, SETTINGS, resume=True, start=other, **started)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "something").touch()
@@ -293,7 +293,7 @@ def test_an_error_says_how_to_go_on(stored, tmp_path):
 
     with pytest.raises(RuntimeError, match=r"^no\n") as raised:
         replicate(stored, SETTINGS, rng=7, callback=callback, **common)
-    assert raised.value.__notes__ == [f"The runs can go on from {tmp_path / 'runs'} with resume=True."]
+    assert raised.value.__notes__ == [f"The runs can be resumed from {tmp_path / 'runs'} with resume=True."]
     assert same(replicate(stored, SETTINGS, resume=True, **common), one_by_one(stored, 2))
 
 
@@ -436,7 +436,9 @@ def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
         bits(learn(log, SETTINGS, psi=psi, rho0=RHO0, rng=7)) for psi in (2, 3)
     ]
     for changed in ({"psi": [2, 4]}, {"psi": [2, 3, 4]}):
-        with pytest.raises(ValueError, match=r"checkpoint.* (has other settings: psi|is of other runs: points) = "):
+        with pytest.raises(
+            ValueError, match=r"checkpoint.* (has other settings: psi|belongs to other runs: points) = "
+        ):
             sweep(log, SETTINGS, resume=True, **(common | {"over": changed}))
 
 
@@ -474,7 +476,7 @@ def test_what_cannot_travel_is_refused(log, stored):
         ({"psi": []}, ValueError, "over['psi'] is empty"),
         ({"phi": [1]}, ValueError, "over['phi'] is no setting"),
         ({"psi": 3}, TypeError, "over['psi'] must be a sequence of values, got int"),
-        ({"rng": [1]}, TypeError, "rng is given and swept over as well"),
+        ({"rng": [1]}, TypeError, "rng is given both as a keyword and in over"),
         ([("psi", [1])], TypeError, "over must be a mapping"),
         ({"psi": [2, 0.5]}, ValueError, "psi must be >= 1"),
     ],

@@ -460,7 +460,7 @@ def test_the_check_obeys_the_time_limit():
     assert time.monotonic() - began < 2.5
     assert (result.status, result.n_steps) == (Status.COMPLETED, 1000)
     (note,) = result.notes
-    assert note.startswith("slater = 0.1 was not compared with the data: that was not done after ")
+    assert note.startswith("slater = 0.1 was not compared with the data: the check did not finish within ")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")

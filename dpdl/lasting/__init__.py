@@ -1,1 +1,1 @@
-"""Runs that last: progress, interruption, checkpoints."""
+"""Support for long runs: progress, interruption, checkpoints."""

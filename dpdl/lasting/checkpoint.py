@@ -1,14 +1,14 @@
-"""What a checkpoint says about a run, and how a run is put together again from it.
+"""The contents of a checkpoint, and how a run is restored from it.
 
 The header has these names:
 
-    arithmetic      version of the arithmetic of a run; no other goes on with it
+    arithmetic      version of the arithmetic of a run; it must be that of this dpdl
     fingerprint     of the data set
     settings        in full: the fields of `Resolved`
-    inputs          what else the caller gave: n_reference, known, whether the start is the default one, and whether the
+    inputs          the other arguments: n_reference, known, whether the start is the default one, and whether the
                     mixing time was estimated
     reference       sizes, floor and number of samples of mu_hat
-    generator       state of the bit generator, as NumPy has it; an array in it as {"dtype": ..., "values": [...]}
+    generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
 
 The arrays, for a run over n coordinates in b bins, S states, I utilities and N records:
 
@@ -16,14 +16,14 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     initial (S)                                                 distribution of the initial state
     x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
     frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
-    sums (4), steps (2)                                         kept sums; steps of the last shift and the next refresh
+    sums (4), steps (2)                                         running sums; steps of the last shift and next refresh
     V (3, S), V_since (S), lam (4, I)                           the duals and their sums
     counters (10)                                               the diagnostics
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
 
-Everything else follows from the data set. What is read is checked before the core, which checks nothing, goes on with
-it (`dpdl.lasting.state`): a file whose checksum is right may still have been made by anybody.
+Everything else follows from the data set. The core checks nothing, so `dpdl.lasting.state` checks the arrays before
+the core gets them: a correct checksum does not say who wrote the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dpdl.learning.layout import KNOWABLE, Inputs, Layout
 from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
-#: Changes whenever a run with the same seed would have other bits, or its state other contents.
+#: Increases whenever the same seed would give other bits, or the state has other contents.
 ARITHMETIC = 2
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -56,14 +56,14 @@ _SIZES = ("n_samples", "n_states", "n_actions")
 
 
 def check_generator(generator: np.random.Generator) -> None:
-    """Refuse a generator whose state could not be put back."""
+    """Raise a TypeError if the state of a generator cannot be stored."""
     kind = type(generator.bit_generator)
     if kind.__name__ not in GENERATORS or kind is not getattr(np.random, kind.__name__):
         raise TypeError(f"a checkpoint needs a generator over one of {', '.join(GENERATORS)}, got {kind.__name__}")
 
 
 def save(path: Path, run: Run, *, new: bool = False) -> None:
-    """Write a checkpoint of a run as it stands; with `new`, where there is none yet."""
+    """Write a checkpoint of a run; with `new`, the path must not exist."""
     if new:
         remove_leftovers(path)
     layout, reference, inputs = run.layout, run.layout.reference, run.layout.inputs
@@ -90,7 +90,7 @@ def save(path: Path, run: Run, *, new: bool = False) -> None:
 
 
 def load(path: Path, dataset: Dataset, settings: Settings | None = None) -> Run:
-    """Put a run together again; a ValueError says why if the checkpoint, the data or the settings do not fit."""
+    """Restore a run; a ValueError says why if the checkpoint, the data or the settings do not fit together."""
     check.instance("dataset", dataset, Dataset)
     if settings is not None:
         check.instance("settings", settings, Settings)
@@ -98,18 +98,18 @@ def load(path: Path, dataset: Dataset, settings: Settings | None = None) -> Run:
     header, arrays = checkpoint_file.read(path)
     try:
         _check_header(header, dataset)
-        run = _put_together(header, arrays, dataset)
+        run = _restored(header, arrays, dataset)
         if settings is not None:
             _compare(settings, run.layout)
         return run
-    # Contents of a wrong kind may fail in any of these ways; whatever it was, the file is to blame, and named.
+    # Invalid contents may fail in any of these ways; the message names the file.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"checkpoint {path} cannot be used: {what}") from error
 
 
 def refuse_other_run(path: Path, stored: Layout, wanted: Layout) -> None:
-    """Raise a ValueError if a checkpoint was made of other inputs; settings are compared when it is loaded."""
+    """Raise a ValueError if a checkpoint was made with other inputs; `load` compares the settings."""
     one, other = stored.reference, wanted.reference
     pairs = [
         ("n_reference", stored.inputs.n_reference, wanted.inputs.n_reference),
@@ -122,7 +122,7 @@ def refuse_other_run(path: Path, stored: Layout, wanted: Layout) -> None:
     if one.n_samples != other.n_samples or not _same_counts(one, other):
         differences.append("reference")
     if differences:
-        raise ValueError(f"checkpoint {path} is of another run, which differs in {'; '.join(differences)}")
+        raise ValueError(f"checkpoint {path} belongs to another run, which differs in {'; '.join(differences)}")
 
 
 def _same_counts(one: Reference, other: Reference) -> bool:
@@ -140,7 +140,7 @@ def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
 
 
 def _compare(settings: Settings, layout: Layout) -> None:
-    """Refuse settings that a new run would resolve to others than these."""
+    """Raise a ValueError unless the settings resolve to those of the layout."""
     stored, data = layout.settings, layout.dataset
     if settings.mixing_time == ESTIMATE and layout.mixing_time_estimated:
         settings = dataclasses.replace(settings, mixing_time=stored.mixing_time)
@@ -152,7 +152,7 @@ def _compare(settings: Settings, layout: Layout) -> None:
             raise ValueError(f"it has other settings: {name} = {getattr(stored, name)!r}, not {value!r}")
 
 
-def _put_together(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: Dataset) -> Run:
+def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: Dataset) -> Run:
     settings = Resolved(**header["settings"])
     if settings != settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities):
         raise ValueError("its settings are not complete")
@@ -176,9 +176,9 @@ def _put_together(header: dict[str, Any], arrays: dict[str, NDArray[Any]], datas
         None,
         check.flag("default_start", given["default_start"]),
     )
-    # A part of a log has the table of the whole, hence other coordinates than a log of its own with the same records.
+    # A part of a log has the table of the whole log, hence other coordinates than a separate log of the same records.
     if not np.array_equal(arrays.pop("pairs"), layout.coordinates.pairs):
-        raise ValueError("it was made from part of a larger log, or of another one; give the same part of the same log")
+        raise ValueError("its pairs are not those of this log; if it was made from part of a log, pass the same part")
     blank = np.zeros(len(layout.coordinates.c)), np.zeros(dataset.n_states), np.zeros(dataset.n_utilities)
     run = Run(layout, _core.LazyCore(layout, layout.sampler(generator_from_json(header["generator"])), *blank))
     state.restore(run, arrays)
@@ -196,7 +196,7 @@ def _reference(content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved
 
 
 def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:
-    """Write the state of a bit generator as JSON has it."""
+    """Return the state of a bit generator as JSON values."""
     return _listed(bit_generator.state)
 
 
@@ -222,7 +222,7 @@ def generator_from_json(content: Any) -> np.random.Generator:
     bits = getattr(np.random, name)()
     bits.state = _unlisted(content)
     outer, inner = bits.state, bits.state["state"]
-    # NumPy takes places outside its buffers, and states that it never leaves, without a question.
+    # NumPy accepts positions outside its buffers and degenerate states without an error.
     if name == "MT19937":
         sound = 0 <= inner["pos"] <= len(inner["key"]) and inner["key"][1:].any()
     elif name == "Philox":
@@ -230,5 +230,5 @@ def generator_from_json(content: Any) -> np.random.Generator:
     else:
         sound = name == "SFC64" or inner["inc"] % 2 == 1
     if not sound or _listed(outer) != content:
-        raise ValueError(f"its generator is in a state that no {name} has")
+        raise ValueError(f"its generator has a state that is not valid for {name}")
     return np.random.Generator(bits)

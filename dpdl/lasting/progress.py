@@ -1,7 +1,6 @@
 """A progress bar for runs longer than two seconds, on a terminal only: tqdm where installed, else a plain line.
 
-Where there is no terminal, the logger "dpdl" is told every ten seconds, at level INFO; also where there is none any
-more: a run of days outlives the terminal that it was started from.
+Without a terminal, or after it was closed, progress goes to the logger "dpdl" every ten seconds, at level INFO.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ DELAY = 2.0
 INTERVAL = 0.2
 LOG_INTERVAL = 10.0
 
-log = logging.getLogger("dpdl")
+logger = logging.getLogger("dpdl")
 
 
 class Progress:
-    """Context manager; `update(done)` may be called as often as one likes.
+    """Context manager; calls of `update(done)` between two redraws cost little.
 
     Parameters
     ----------
@@ -30,7 +29,7 @@ class Progress:
     show : bool or None
         None shows the bar if standard error is a terminal.
     first : int
-        Steps that were taken before.
+        Steps that were taken before this call.
     """
 
     def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
@@ -44,7 +43,7 @@ class Progress:
         return self
 
     def update(self, done: int) -> None:
-        """Redraw if it is time to."""
+        """Redraw or log, if that is due."""
         now = time.monotonic()
         if now - self.started < DELAY or now - self.drawn < (INTERVAL if self.show else LOG_INTERVAL):
             return
@@ -52,10 +51,10 @@ class Progress:
         if self.show:
             try:
                 self._draw(done, now)
-            except (OSError, ValueError):  # it is closed
+            except (OSError, ValueError):  # standard error was closed
                 self.show = False
         else:
-            log.info("%s", self._line(done, now))
+            logger.info("%s", self._line(done, now))
 
     def _draw(self, done: int, now: float) -> None:
         if self.bar is None and self.width == 0:
@@ -85,12 +84,12 @@ class Progress:
 def _on_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # standard error was closed
         return False
 
 
 def _unit(label: str) -> str:
-    """What is counted: steps of a run, or else what the label says there are several of."""
+    """What is counted: steps for the label "learning", else the label in the singular."""
     return "step" if label == "learning" else label.removesuffix("s")
 
 

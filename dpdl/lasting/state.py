@@ -1,16 +1,16 @@
-"""What the state of a run must satisfy, checked before a run goes on from a state that was read from a file.
+"""What the state of a run must satisfy, checked before a run is resumed from a state that was read from a file.
 
-`restore` puts the arrays of a checkpoint into a core; `dpdl.lasting.checkpoint` and src_cython/_lazy.pxd say what they
-mean. The core trusts its inputs, so whatever follows from the algorithm is checked here: indices and counts in their
-ranges; V, lam and x in their sets; what is derived (z, lam, factor, moments, kept sums) equal to what it is derived
-from; averages inside the sets that they are averages over. A state that passes may be another one than the run had, but
-it is one that a run can go on from.
+`restore` puts the arrays of a checkpoint into a core; `dpdl.lasting.checkpoint` and src_cython/_lazy.pxd define them.
+The core trusts its inputs, so everything that follows from the algorithm is checked here: indices and counts in their
+ranges; V, lam and x in their sets; derived arrays (z, lam, factor, moments, running sums) equal to what they are
+derived from; averages inside the sets that they are averages over. A state that passes need not be the one that the run
+had, but a run can continue from it.
 
 The checks allow for rounding and nothing else, by two relative bounds:
 
-    slack   what is kept from step to step gathers some dozens of roundings (2^-53) a step until the next refresh, and
+    slack   what is updated every step accumulates some dozens of roundings (2^-53) a step until the next refresh, and
             one for every pair when it is recomputed; the starting point may leave its sets by FEASIBLE
-    drift   what is never recomputed gathers such roundings over all steps of the run
+    drift   what is never recomputed accumulates such roundings over all steps of the run
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Arrays = dict[str, NDArray[Any]]
 
 EPS = float(np.finfo(float).eps)
 LARGEST = float(np.finfo(float).max)
-#: Below this, a number has fewer digits than others.
+#: Tolerance for values that may be subnormal and so have fewer digits.
 TINY = 1e-300
-#: Two implementations of exp differ by at most so many units in the last place.
+#: Two implementations of exp differ by at most this many units in the last place.
 EXP_ULPS = 4
 _AHEAD = ("records_ahead", "initial_ahead")
 
 
 def restore(run: Run, arrays: Arrays) -> None:
-    """Put a state into the core of a run; a ValueError says what no run can have come to."""
+    """Put a state into the core of a run; a ValueError names the first value that no run can have."""
     blank, layout = run.core.state(), run.layout
     refresh = layout.refresh
     _check_layout(arrays, blank)
-    with np.errstate(all="ignore"):  # what impossible numbers come to is outside of some bound
+    with np.errstate(all="ignore"):  # overflows and NaNs fail one of the checks
         _check_counters(arrays, layout.settings.T, refresh)
         _check_draws(arrays, layout)
         steps = int(arrays["counters"][0])
@@ -56,7 +56,7 @@ def restore(run: Run, arrays: Arrays) -> None:
 
 
 def _check_layout(arrays: Arrays, blank: Arrays) -> None:
-    """Every array of the kind and the size that the core has it."""
+    """Every array has the dtype and the shape that the core expects."""
     if arrays.keys() != blank.keys():
         raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(blank)}")
     n_ahead = arrays[_AHEAD[0]].size
@@ -67,7 +67,7 @@ def _check_layout(arrays: Arrays, blank: Arrays) -> None:
 
 
 def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
-    """The diagnostics, the steps of the last shift and of the next refresh, and since when each V stands."""
+    """The diagnostics, the steps of the last shift and of the next refresh, and of the last change of each V."""
     _within("counters", arrays["counters"], 0, 2**63 - 1)
     count = dict(zip(_core.COUNTERS, arrays["counters"].tolist(), strict=True))
     n_bins, steps, jumps = arrays["frame"].shape[1], count["steps"], count["jumps"]
@@ -89,7 +89,7 @@ def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
 
 
 def _check_draws(arrays: Arrays, layout: Layout) -> None:
-    """Draws that wait to be used: in range, and where the order of the log tells, those that were made last."""
+    """Draws made ahead: in range and, where the order of the log determines them, the right ones."""
     records, states, permutation = arrays["records_ahead"], arrays["initial_ahead"], arrays["permutation"]
     n_ahead, steps, order = len(records), int(arrays["counters"][0]), layout.settings.order
     n_records, initial = len(layout.descent), layout.inputs.initial
@@ -117,15 +117,15 @@ def _check_draws(arrays: Arrays, layout: Layout) -> None:
 
 
 def _check_duals(arrays: Arrays, layout: Layout, drift: float) -> None:
-    """V in its box, lam in its simplex, and so their averages."""
-    (v, V_sum, V_low), since, (log, lam, lam_sum, lam_low) = arrays["V"], arrays["V_since"], arrays["lam"]
+    """V in its box, lam in its simplex, and their averages likewise."""
+    (v, V_sum, V_low), since, (log_lam, lam, lam_sum, lam_low) = arrays["V"], arrays["V_since"], arrays["lam"]
     radius_V, radius_lam = (1 + drift) * layout.settings.radius_V, (1 + drift) * layout.settings.radius_lam
     steps = float(arrays["counters"][0])
     _within("V[0]", v, -radius_V, radius_V)
     _within("V[1]", V_sum, -radius_V * since, radius_V * since)
     _within("V[2]", V_low, -drift * radius_V * since, drift * radius_V * since)
-    _within("lam[0]", log, -LARGEST, math.log(radius_lam))
-    _within("lam[1]", lam, *_exp(log))
+    _within("lam[0]", log_lam, -LARGEST, math.log(radius_lam))
+    _within("lam[1]", lam, *_exp(log_lam))
     _within("sum of lam[1]", lam.sum(), 0, radius_lam)
     _within("lam[2]", lam_sum, 0, radius_lam * steps)
     _within("sum of lam[2]", lam_sum.sum(), 0, radius_lam * steps)
@@ -133,7 +133,7 @@ def _check_duals(arrays: Arrays, layout: Layout, drift: float) -> None:
 
 
 def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: float) -> None:
-    """x in X; the frame, the moments and the kept sums those of its coordinates."""
+    """x in X; the frame, the moments and the running sums agree with its coordinates."""
     c, bins, constants = layout.coordinates.c, layout.coordinates.bins, layout.constants
     (shift, tau, factor), (log_z, z, *_) = arrays["frame"], arrays["x"]
     _within("frame[0]", shift, 0, 4 * _core.THRESHOLD if settled else 0.0)
@@ -150,7 +150,7 @@ def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: 
         _within(f"sums[{2 * k}]", arrays["sums"][2 * k], total - slack * bound, total + slack * bound)
         _within(f"sums[{2 * k + 1}]", arrays["sums"][2 * k + 1], -slack * bound, slack * bound)
 
-    # No frame is larger than exp(1 + 1/4), so that the z of a bin sum to at most four times what its x can sum to.
+    # z / x is at most exp(1 + 1/4), so the z of a bin sum to at most four times the bound on the sum of its x.
     room = 4 * np.minimum(constants.B1, constants.B2 / (bins.centre - bins.half))[:, None]
     moments = np.zeros_like(arrays["moments"][0])
     for k in range(_core.N_MOMENTS):
@@ -159,11 +159,11 @@ def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: 
 
 
 def _check_x_sums(arrays: Arrays, run: Run, settled: int, slack: float, drift: float) -> None:
-    """Averages of x in X, and so what they are kept as: q of the bins; acc, mark and settled sums of the pairs."""
+    """Averages of x in X, and bounds on what they are computed from: q of the bins; acc, mark and settled of pairs."""
     layout, steps = run.layout, float(arrays["counters"][0])
     (shift, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
     bins, constants, since_refresh = layout.coordinates.bins, layout.constants, steps % layout.refresh
-    # q_k gathers exp(-shift) (-tau)^k / k! over the settled steps, in which tau only grew; a bin that stands has none.
+    # q_k sums exp(-shift) (-tau)^k / k! over the settled steps, in which tau only grew; it is zero if shift is zero.
     k = np.arange(_core.N_MOMENTS)
     series = (1 + slack) * past[:, :1] * (-tau[:, None]) ** k / [math.factorial(n) for n in k]
     series = np.pad(series, ((0, 0), (0, past.shape[1] - len(k))))
@@ -184,19 +184,19 @@ def _check_x_sums(arrays: Arrays, run: Run, settled: int, slack: float, drift: f
 
 
 def _largest_x(layout: Layout) -> Array:
-    """What the cap and the two bounds leave to each coordinate."""
+    """Upper bound of each coordinate from the cap and the two sum bounds."""
     constants, log_cap = layout.constants, np.minimum(layout.log_cap, math.log(layout.constants.B1))
     return np.minimum(np.exp(log_cap), constants.B2 / layout.coordinates.c)
 
 
 def _exp(exponent: Array) -> tuple[Array, Array]:
-    """Between what and what an exponential lies, whoever computed it."""
+    """Bounds of exp(exponent) for any implementation of exp."""
     value = np.exp(exponent)
     return np.maximum(value - EXP_ULPS * np.spacing(value), 0), value + EXP_ULPS * np.spacing(value)
 
 
 def _within(name: str, values: ArrayLike, low: ArrayLike, high: ArrayLike) -> None:
-    """Raise a ValueError that names the first value outside of [low, high], as NaN always is."""
+    """Raise a ValueError that names the first value outside of [low, high]; NaN is always outside."""
     found, least, most = np.broadcast_arrays(values, low, high)
     wrong = ~((least <= found) & (found <= most))
     if wrong.any():

@@ -1,9 +1,9 @@
 """Adaptive-DPDL (Algorithm 2): learn without knowing the concentrability C*.
 
-Level K = 1, 2, ... runs DPDL with psi_K, which doubles from level to level, and puts the outcome to VERIFY. The method
-stops when VERIFY held at K and at K - 1 and J-hat grew by at most 500 eps (equation (46)): then a larger psi
+Level K = 1, 2, ... runs DPDL with psi_K, which doubles from level to level, and tests the outcome by VERIFY. The method
+stops when VERIFY passed at K and at K - 1 and J-hat grew by at most 500 eps (equation (46)): then a larger psi
 cannot earn much more. Every level works at eps = eps'/15 and delta_K = 6 delta/(pi K)^2, where eps' and delta are the
-caller's, and each of its three phases (mu_hat, descent, VERIFY) reads transitions that nothing has read before.
+caller's, and each of its three phases (mu_hat, descent, VERIFY) reads transitions that no other phase reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Budget = int | Callable[[Problem], int] | None
 BUDGETS = ("n_reference", "n_descent", "n_verification")
 
 #: Statuses that end the method in the middle of a level.
-_BROKEN_OFF = (
+_STOPPED_EARLY = (
     Status.INTERRUPTED,
     Status.STOPPED,
     Status.STEP_LIMIT,
@@ -50,10 +50,10 @@ _BROKEN_OFF = (
     Status.NUMERICAL_ERROR,
 )
 
-#: Beside the checkpoints of the levels, and in their format: what the levels follow from.
+#: File beside the checkpoints of the levels, in the same format: the arguments that determine the levels.
 PLAN = "plan"
 _PLAN_NAMES = {"runs", "arithmetic", "fingerprint", "settings", "known", "plan", "generator"}
-#: Stands for a function in it.
+#: Stands for a function in that file.
 _FUNCTION = "a function"
 
 
@@ -93,31 +93,31 @@ def learn_adaptive(
     settings : Settings, optional
         Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
     rho0, initial_states, rng, callback, progress, step_limit, time_limit, ...
-        As for `learn`; intermediate results carry the levels that are complete, and limits are those of all levels
+        As for `learn`; the `history` of intermediate results has the complete levels, and limits apply to all levels
         together.
     checkpoint : path, optional
-        A folder with one checkpoint for each level, from which `dpdl.resume` goes on bit for bit. It must be empty or
+        A folder with one checkpoint for each level, from which `dpdl.resume` continues bit for bit. It must be empty or
         absent, unless `resume` is set.
     resume : bool, optional
-        Go on with what is in `checkpoint`, if anything is; the other arguments must be the same. Needed in the place
-        of `dpdl.resume` where a function was given for a budget or for `per_level`.
+        Continue from `checkpoint`, if it has any; the other arguments must be the same. Needed instead of `dpdl.resume`
+        if a budget or `per_level` is a function.
     reuse : bool, optional
-        Read the whole log in every phase of every level instead, in the order that the settings say. No theorem covers
-        this, but logs are short.
+        Read the whole log in every phase of every level, in the order given by the settings. No theorem covers this;
+        it is meant for logs that are too short for fresh data in every phase.
     n_reference, n_verification : int or function, optional
         Transitions for mu_hat and for VERIFY at a level: a number, or a function of the level's `theory.Problem`. None:
         what Propositions 4.3 and G.1 ask for. Not with `reuse`.
     n_descent : int or function, optional
-        Transitions for the descent at a level. None: as many as steps, each used once, in the log's order. Fewer than
-        steps are used over and over, in the order that the settings say. Not with `reuse`.
+        Transitions for the descent at a level. None: as many as steps, each used once, in the log's order. If there are
+        fewer than steps, they are used repeatedly, in the order given by the settings. Not with `reuse`.
     per_level : function, optional
         From a level's `theory.Problem` to settings that vary with psi, T for instance; they override the others.
     max_levels : int, optional
-        Give up after so many levels.
+        Largest number of levels.
     growth, eps_divisor, exit_margin : float, optional
         The 2 of Algorithm 2, the 15 of appendix G.2 and the 500 of equation (46).
     warm_start : bool, optional
-        Begin each level at the averages of the one before, made feasible, instead of at the paper's start.
+        Start each level at the averages of the previous one, made feasible, instead of at the paper's start.
     known : collection of str, optional
         Which of "slater", "mixing_time" the caller vouches for.
 
@@ -125,8 +125,8 @@ def learn_adaptive(
     -------
     Result
         That of the last level, with all levels in `history`. If the method did not stop by its own rule, the status
-        says why (OUT_OF_DATA, OUT_OF_LEVELS, INTERRUPTED, ...) and the result is that of the last level which VERIFY
-        held for, or of the last level if it held for none.
+        says why (OUT_OF_DATA, OUT_OF_LEVELS, INTERRUPTED, ...) and the result is that of the last level that passed
+        VERIFY, or of the last level if none passed.
 
     Examples
     --------
@@ -163,21 +163,23 @@ def learn_adaptive(
     with Interrupts() as interrupts:
         plan.fix_mixing_time()
         if options.checkpoint is not None:
-            generator = _planned(options.checkpoint, plan, generator, rng is None, check.flag("resume", resume))
+            generator = _stored_generator(
+                options.checkpoint, plan, generator, rng is None, check.flag("resume", resume)
+            )
         elif check.flag("resume", resume):
-            raise TypeError("resume needs checkpoint, the folder to go on from")
-        return _climb(plan, generator, options, interrupts)
+            raise TypeError("resume needs checkpoint, the folder to resume from")
+        return _run_levels(plan, generator, options, interrupts)
 
 
 def resume_levels(
     folder: Path, dataset: Dataset, settings: Settings | None, options: Options, interrupts: Interrupts
 ) -> Result:
-    """Go on with Algorithm 2 from the folder of its checkpoints."""
+    """Resume Algorithm 2 from the folder of its checkpoints."""
     stored, arrays = _read_plan(folder, dataset)
     functions = [name for name in (*BUDGETS, "per_level") if stored["plan"].get(name) == _FUNCTION]
     if functions:
         raise ValueError(
-            f"checkpoint {folder} was made with a function as {functions[0]}, which it cannot hold: go on with "
+            f"checkpoint {folder} was made with a function as {functions[0]}, which cannot be stored: resume it with "
             "learn_adaptive(..., resume=True)"
         )
     plan_arguments = {name: value for name, value in stored["plan"].items() if name != "mixing_time_estimated"}
@@ -188,27 +190,29 @@ def resume_levels(
     plan = _Plan(dataset=dataset, base=base, inputs=inputs, **plan_arguments)
     plan.mixing_time_estimated = check.flag("mixing_time_estimated", stored["plan"]["mixing_time_estimated"])
     generator = checkpoint.generator_from_json(stored["generator"])
-    return _climb(plan, generator, options, interrupts)
+    return _run_levels(plan, generator, options, interrupts)
 
 
-def _planned(
+def _stored_generator(
     folder: Path, plan: _Plan, generator: np.random.Generator, any_seed: bool, resume: bool
 ) -> np.random.Generator:
-    """Write down what the levels follow from, or compare with what is there; give the generator to begin with."""
+    """Store the plan, or compare it with the stored one; return the generator to start with."""
     checkpoint.check_generator(generator)
-    header = plan.written() | {"generator": checkpoint.generator_to_json(generator.bit_generator)}
+    header = plan.to_json() | {"generator": checkpoint.generator_to_json(generator.bit_generator)}
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
     remove_leftovers(folder / PLAN)
     if folder.exists() and any(folder.iterdir()):
         if not resume:
-            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
+            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True resumes what is there")
         stored, arrays = _read_plan(folder, plan.dataset)
         for name, value in header.items():
             if stored[name] != value and not (name == "generator" and any_seed):
-                raise ValueError(f"checkpoint: {folder} is of another call: {name} = {stored[name]!r}, not {value!r}")
+                raise ValueError(
+                    f"checkpoint: {folder} belongs to another call: {name} = {stored[name]!r}, not {value!r}"
+                )
         if not np.array_equal(arrays["initial"], plan.inputs.initial):
-            raise ValueError(f"checkpoint: {folder} is of another call: rho0 or initial_states differ")
+            raise ValueError(f"checkpoint: {folder} belongs to another call: rho0 or initial_states differ")
         return checkpoint.generator_from_json(stored["generator"])
     folder.mkdir(exist_ok=True)
     checkpoint_file.write(folder / PLAN, header, {"initial": plan.inputs.initial}, new=True)
@@ -218,19 +222,19 @@ def _planned(
 def _read_plan(folder: Path, dataset: Dataset) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     check.instance("dataset", dataset, Dataset)
     if not (folder / PLAN).exists():
-        raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to go on with")
+        raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
     stored, arrays = checkpoint_file.read(folder / PLAN)
     if stored.get("runs") != "level" or stored.keys() != _PLAN_NAMES or arrays.keys() != {"initial"}:
         raise ValueError(
-            f"checkpoint {folder} is not one of learn_adaptive; replicas and sweeps go on with resume=True"
+            f"checkpoint {folder} was not made by learn_adaptive; resume replicas and sweeps with resume=True"
         )
     if stored["fingerprint"] != dataset.fingerprint:
         raise ValueError(f"checkpoint {folder} belongs to another data set: the fingerprints differ")
     return stored, arrays
 
 
-def _climb(plan: _Plan, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
-    """Run level after level until one of them is the last."""
+def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
+    """Run levels until the method stops, and return the outcome."""
     levels: list[Level] = []
     callback = options.callback
 
@@ -240,7 +244,7 @@ def _climb(plan: _Plan, generator: np.random.Generator, options: Options, interr
     options = replace(options, callback=None if callback is None else report)
     try:
         status, message = _levels(plan, levels, generator, options, interrupts)
-    except KeyboardInterrupt:  # between the phases; inside them it is the level that is broken off
+    except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
         if not levels:
             raise
         status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
@@ -250,7 +254,7 @@ def _climb(plan: _Plan, generator: np.random.Generator, options: Options, interr
 def _levels(
     plan: _Plan, levels: list[Level], generator: np.random.Generator, options: Options, interrupts: Interrupts
 ) -> tuple[Status, str]:
-    """Append level after level; say why the last one is the last."""
+    """Append levels; return why the method stopped."""
     position, deadline = 0, time.monotonic() + options.time_limit
     for number in range(1, plan.max_levels + 1):
         phases = plan.phases(number, position)
@@ -264,18 +268,18 @@ def _levels(
             step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
             checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
         )
-        run = _level_run(plan, phases, previous, generator, of_level.checkpoint)
-        level, status, message = _finished(plan, phases, run, of_level, interrupts)
-        generator = np.random.Generator(run.core.sampler.bit_generator)  # that of a checkpoint, where there was one
+        run = _prepare_level(plan, phases, previous, generator, of_level.checkpoint)
+        level, status, message = _run_level(plan, phases, run, of_level, interrupts)
+        generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
         position += phases.n_fresh
         levels.append(level)
-        if status in _BROKEN_OFF:
+        if status in _STOPPED_EARLY:
             return status, message
         if previous is not None and previous.verdict and level.verdict:
             gain, most = level.reward - previous.reward, plan.exit_margin * phases.eps
             if gain <= most:
                 return Status.COMPLETED, (
-                    f"stopped at level {number}, psi = {level.psi:g}: VERIFY held twice in a row and J-hat grew by "
+                    f"stopped at level {number}, psi = {level.psi:g}: VERIFY passed twice in a row and J-hat grew by "
                     f"{gain:.3g}, at most {most:.3g}"
                 )
     return Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
@@ -283,7 +287,7 @@ def _levels(
 
 @dataclass(frozen=True)
 class _Phases:
-    """What one level reads and with which settings."""
+    """The data and the settings of one level."""
 
     settings: Settings
     eps: float
@@ -295,7 +299,7 @@ class _Phases:
 
 @dataclass(kw_only=True)
 class _Plan:
-    """The arguments, checked, and what follows from them for each level."""
+    """The checked arguments, and the settings and data that they imply for each level."""
 
     dataset: Dataset
     base: Settings
@@ -329,13 +333,13 @@ class _Plan:
         self.growth = check.real("growth", self.growth, above=1)
         self.eps_divisor = check.real("eps_divisor", self.eps_divisor, above=0)
         self.exit_margin = check.real("exit_margin", self.exit_margin, at_least=0)
-        try:  # psi grows and delta shrinks: what the last level may have, all may
+        try:  # psi grows and delta shrinks: if the last level is valid, all are
             self.stated(self.max_levels)
         except ValueError as error:
             raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
 
     def fix_mixing_time(self) -> None:
-        """Estimate the mixing time once, from the whole log, if that is asked for."""
+        """Estimate the mixing time once, from the whole log, if the settings ask for an estimate."""
         if self.base.mixing_time == ESTIMATE:
             self.base = replace(self.base, mixing_time=estimated_mixing_time(self.dataset, self.base.delta))
             self.mixing_time_estimated = True
@@ -343,7 +347,7 @@ class _Plan:
             self.inputs = replace(self.inputs, known=known)
 
     def stated(self, number: int) -> Settings:
-        """Settings of a level as the paper has them: psi_K, eps, delta_K; T may be None."""
+        """Settings of a level as the paper states them: psi_K, eps, delta_K; T may be None."""
         base = self.base
         assert base.eps is not None
         try:
@@ -371,7 +375,7 @@ class _Plan:
         return settings.problem(self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities)
 
     def needs(self, settings: Settings) -> tuple[int, int, int, int]:
-        """Transitions for mu_hat, the descent and VERIFY, and steps; possibly astronomical."""
+        """Transitions for mu_hat, the descent and VERIFY, and steps; these may be far more than the log has."""
         problem, eps, delta, mixing_time = self.problem(settings), settings.eps, settings.delta, settings.mixing_time
         assert eps is not None
         assert not isinstance(mixing_time, str)
@@ -390,7 +394,7 @@ class _Plan:
         return chosen[0], chosen[1], chosen[2], steps
 
     def phases(self, number: int, position: int) -> _Phases | None:
-        """What the level reads, beginning at `position`; None if there is not so much."""
+        """What the level reads, beginning at `position`; None if the log is too short."""
         settings = self.settings(number)
         assert settings.eps is not None
         if self.reuse:
@@ -399,7 +403,7 @@ class _Plan:
         n_run = n_reference + n_descent
         if position + n_run + n_verification > len(self.dataset):
             return None
-        if n_descent >= steps:  # each transition once: the log's own order is as good as any
+        if n_descent >= steps:  # each transition is used at most once: read them in the log's order
             settings = replace(settings, order="trajectory")
         run = self.dataset[position : position + n_run]
         fresh = self.dataset[position + n_run : position + n_run + n_verification]
@@ -411,11 +415,11 @@ class _Plan:
         return (
             f"level {number} (psi = {settings.psi:g}) asks for {sum(needs):.2g} fresh transitions, "
             f"{needs[0]:.2g} for mu_hat, {needs[1]:.2g} for the descent and {needs[2]:.2g} for VERIFY, and "
-            f"{len(self.dataset) - position:,} are left; with reuse=True the log is read over and over"
+            f"{len(self.dataset) - position:,} are left; with reuse=True every phase reads the whole log"
         )
 
-    def written(self) -> dict[str, Any]:
-        """What the levels follow from, as JSON has it; of a function only that it was one."""
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; a function is stored as `_FUNCTION`."""
         names = (*BUDGETS, "per_level", "reuse", "max_levels", "growth", "eps_divisor", "exit_margin", "warm_start")
         values = {name: getattr(self, name) for name in (*names, "mixing_time_estimated")}
         return {
@@ -428,14 +432,14 @@ class _Plan:
         }
 
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
-        """The result of no step at all: the policy is that of the data."""
+        """The result before the first step: the policy is that of the data."""
         settings = self.settings(1)
         steps = min(self.needs(settings)[3], 2**63 - 1)
         run = Run.of(Layout.of(self.dataset, replace(settings, T=steps), self.inputs), generator)
         return run.result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
-        """The level to return, with the history and what may be claimed."""
+        """The result of the level to return, with the history, the premises and the guarantee."""
         verified = [level for level in levels if level.verdict]
         chosen = levels[-1] if status is Status.COMPLETED or not verified else verified[-1]
         premises = self._premises(levels, chosen)
@@ -450,14 +454,15 @@ class _Plan:
         )
 
     def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
-        """Those of the levels' theorem, but for psi >= C*, which this method is there to do without; and VERIFY's."""
+        """Premises of the levels' theorem, without psi >= C*, which this method does not need; and those of VERIFY."""
         found: dict[str, Premise] = {}
         for level in levels:  # a premise that failed at any level has failed
             for premise in level.result.premises:
                 if not premise.holds or found.get(premise.name, premise).holds:
                     found[premise.name] = premise
         found.pop("psi >= C*", None)
-        # A level looks for slater within its own psi of the data, where a small psi leaves little to find.
+        # The check of slater is restricted to policies within psi of the data: at an early level it may fail only
+        # because psi is small. Use the chosen level's.
         found.update({premise.name: premise for premise in chosen.result.premises if premise.name == "slater valid"})
         eps, limit = self.base.eps or math.nan, theory.largest_eps(self.problem(self.base))
         shared = [("eps in range", eps <= limit * (1 + 1e-9), f"eps = {eps:.6g}, at most {limit:.6g}")]
@@ -476,7 +481,7 @@ class _Plan:
         return tuple(found.values())
 
     def _as_stated(self, levels: list[Level]) -> bool:
-        """Whether all constants are the paper's; psi <= 4 C* takes a first psi of at most 2 C*, and C* is >= 1."""
+        """Whether all constants are the paper's; psi <= 4 C* requires a first psi of at most 2 C*, and C* is >= 1."""
         constants = (self.growth, self.eps_divisor, self.exit_margin)
         if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or self.base.psi > 2:
             return False
@@ -493,29 +498,29 @@ class _Plan:
         )
 
 
-def _level_run(
+def _prepare_level(
     plan: _Plan, phases: _Phases, previous: Level | None, generator: np.random.Generator, path: Path | None
 ) -> Run:
-    """The descent of a level: from its checkpoint, if there is one, or from its beginning."""
+    """The run of a level: from its checkpoint, if there is one, or new."""
     if path is not None and path.exists():
         return checkpoint.load(path, phases.log, phases.settings)
     inputs = replace(plan.inputs, n_reference=phases.n_reference)
     layout = Layout.of(phases.log, phases.settings, inputs)
     if plan.warm_start and previous is not None:
-        start = _warm(previous.result, layout.reference, layout.settings)
+        start = _feasible_start(previous.result, layout.reference, layout.settings)
         layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=layout)
     return Run.of(layout, generator)
 
 
-def _finished(
+def _run_level(
     plan: _Plan, phases: _Phases, run: Run, options: Options, interrupts: Interrupts
 ) -> tuple[Level, Status, str]:
-    """Take the steps of a level, and VERIFY."""
+    """Take the steps of a level, and verify the result."""
     is_new = options.checkpoint is not None and not options.checkpoint.exists()
     result = drive(run, options, interrupts, new=is_new)
     found = None
     status, message = result.status, result.message
-    if status not in _BROKEN_OFF:
+    if status not in _STOPPED_EARLY:
         try:
             eps, delta = phases.eps, phases.settings.delta
             found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
@@ -542,11 +547,11 @@ def _level(phases: _Phases, run: Result, found: Verification | None) -> Level:
     )
 
 
-def _warm(result: Result, reference: Reference, settings: Resolved) -> Point:
+def _feasible_start(result: Result, reference: Reference, settings: Resolved) -> Point:
     """The averages of a result, moved into the feasible sets of other settings and another mu_hat.
 
-    x is cut at its caps, evened out over the pairs that are now unseen, and scaled into the two sums; V is cut at its
-    radius and lam scaled into its own.
+    x is clipped to its caps, averaged over the pairs that are now unseen, and scaled to satisfy the two sum bounds. V
+    is clipped to its radius, and lam is scaled to its own.
     """
     mu_hat, gamma, tiny = reference.mu_hat, settings.gamma, np.finfo(float).tiny
     sizes = reference.n_states, reference.n_actions, len(result.lam_mean)

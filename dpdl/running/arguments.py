@@ -1,6 +1,6 @@
-"""The keywords that every function which starts a run understands, named once.
+"""The keywords that every function which starts a run accepts, defined once.
 
-They are those of `Settings`, of `Inputs` (what a run is made of) and of `Options` (how it is driven).
+They are those of `Settings`, of `Inputs` (what a run reads) and of `Options` (how it is driven).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
 def parse(
     dataset: Dataset, settings: Settings | None, keywords: dict[str, Any], **inputs: Any
 ) -> tuple[Settings, Inputs, Options]:
-    """Sort keywords by what they belong to, and check them; `inputs` are further arguments of `Inputs.of`."""
+    """Split keywords into settings, inputs and options, and check them; `inputs` are more arguments of `Inputs.of`."""
     options = Options.of(**_those_of(OptionKeywords, keywords))
     chosen = Settings.of(settings, _those_of(SettingKeywords, keywords) | _unknown(keywords))
     return chosen, Inputs.of(dataset, **_those_of(InputKeywords, keywords), **inputs), options
@@ -52,5 +52,5 @@ def _those_of(kind: Any, keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Names that nothing understands; `Settings.of` refuses them."""
+    """Keywords of no known name, for `Settings.of` to reject."""
     return {name: value for name, value in keywords.items() if name not in RunKeywords.__annotations__}

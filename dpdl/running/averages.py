@@ -17,8 +17,8 @@ from dpdl._validation import Array
 from dpdl.premises import Premise
 from dpdl.result import Result, SparseTable, Status
 
-#: What a set of runs is called if some of them ended this way, the first that applies.
-_GRAVITY = (
+#: The status of a set of runs is the first of these that any of them has.
+_BY_PRECEDENCE = (
     Status.NUMERICAL_ERROR,
     Status.INTERRUPTED,
     Status.STOPPED,
@@ -42,11 +42,10 @@ class Spread:
     V, lam : arrays, shapes (S,), (I,)
         Standard deviations of V_mean and lam_mean.
     occupancy_distance : float
-        Mean total-variation distance of a replica's occupancy (x_mean scaled to sum one) from that of the average: 0
-        if all agree, 1 if they have nothing in common.
+        Mean total-variation distance of a replica's occupancy (x_mean scaled to sum one) from that of the average.
     policy_distance : float
-        Mean total-variation distance of a replica's policy from that of the average, in the states that the average
-        visits and as often as it does.
+        Mean total-variation distance of a replica's policy from that of the average, weighted by the states that the
+        average visits.
     """
 
     x_table: SparseTable = field(repr=False)
@@ -64,18 +63,18 @@ class Spread:
 
 
 def weights(results: Sequence[Result]) -> list[float]:
-    """Shares in the average: by steps taken, or all alike if there are none at all."""
+    """Weights of the results in the average: proportional to the steps taken, or equal if no steps were taken."""
     total = sum(result.n_steps for result in results)
     return [result.n_steps / total if total else 1 / len(results) for result in results]
 
 
 def average(results: Sequence[Result], n_wanted: int) -> Result:
-    """One result of several, `n_wanted` of which were asked for."""
+    """The average of results; `n_wanted` is how many there would be without Ctrl-C."""
     shares, first = weights(results), results[0]
     statuses = [result.status for result in results] + [Status.INTERRUPTED] * (n_wanted - len(results))
     return replace(
         first,
-        status=next(status for status in _GRAVITY if status in statuses),
+        status=next(status for status in _BY_PRECEDENCE if status in statuses),
         message=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.message,
         n_steps=sum(result.n_steps for result in results),
         x_table=_unflat(first.x_table, _mean((_flat(result.x_table) for result in results), shares)),
@@ -94,7 +93,7 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
 
 
 def spread(results: Sequence[Result], mean: Result) -> Spread:
-    """How far results are from their average."""
+    """Spread of results around their average."""
     shares = weights(results)
     x = _deviation((_flat(result.x_table) for result in results), _flat(mean.x_table), shares)
     sizes = mean.reference.n_states, mean.reference.n_actions
@@ -120,13 +119,13 @@ def _message(statuses: list[Status], n_missing: int) -> str:
     if all(status is Status.COMPLETED for status in statuses):
         return f"all steps of {n} replicas were taken"
     ended = statuses[: n - n_missing]
-    counts = [f"{ended.count(status)} {status.name}" for status in reversed(_GRAVITY) if status in ended]
+    counts = [f"{ended.count(status)} {status.name}" for status in reversed(_BY_PRECEDENCE) if status in ended]
     missing = [f"{n_missing} not begun"] if n_missing else []
     return f"of {n} replicas: {', '.join(counts + missing)}; the result covers the steps taken"
 
 
 def _premises(results: Sequence[Result]) -> tuple[Premise, ...]:
-    """Those of the replicas: one that failed in any of them has failed."""
+    """The premises of all results: one that fails in any of them fails."""
     found: dict[str, Premise] = {}
     for premise in (premise for result in results for premise in result.premises):
         if premise.name not in found or (found[premise.name].holds and not premise.holds):
@@ -135,7 +134,7 @@ def _premises(results: Sequence[Result]) -> tuple[Premise, ...]:
 
 
 def _flat(table: SparseTable) -> Array:
-    """All the numbers there are; the last is that of the pairs nobody has seen."""
+    """The values of a table, followed by that of all other pairs."""
     return np.append(table.values, table.elsewhere)
 
 
@@ -144,11 +143,11 @@ def _unflat(like: SparseTable, values: Array) -> SparseTable:
 
 
 def _several(shares: Sequence[float]) -> bool:
-    """Whether there is anything to compare: at least two that took steps."""
+    """Whether at least two results have positive weight."""
     return sum(share > 0 for share in shares) > 1
 
 
-# The arrays come one by one, so that no more than one of them is ever copied.
+# The arrays are iterated over, so that at most one copy exists at a time.
 
 
 def _mean(arrays: Iterable[Array], shares: Sequence[float]) -> Array:
@@ -170,7 +169,7 @@ def _log_mean(logs: Iterable[Array], shares: Sequence[float]) -> Array:
 
 
 def _deviation(arrays: Iterable[Array], mean: Array, shares: Sequence[float]) -> Array:
-    """Standard deviation, unbiased in its square: over n - 1 if the shares are equal."""
+    """Root of the unbiased variance; with equal shares, the divisor is n - 1."""
     if not _several(shares):
         return np.full_like(mean, np.nan)
     freedom = 1 - sum(share**2 for share in shares)
@@ -185,13 +184,14 @@ def _distances(one: SparseTable, mean: SparseTable, n_states: int, n_actions: in
     def rows(x: SparseTable) -> Array:
         return np.bincount(states, weights=x.values, minlength=n_states) + unseen * x.elsewhere
 
-    def apart(a: Array, a_elsewhere: Array | float, b: Array, b_elsewhere: Array | float) -> Array:
+    def distance(a: Array, a_elsewhere: Array | float, b: Array, b_elsewhere: Array | float) -> Array:
         """Half the sum of |a - b| over the actions of each state."""
         seen = np.bincount(states, weights=abs(a - b), minlength=n_states)
         return (seen + unseen * abs(np.asarray(a_elsewhere) - b_elsewhere)) / 2
 
     def policy(x: SparseTable, mass: Array) -> tuple[Array, Array]:
-        # A row without mass acts uniformly; below the smallest normal double no reciprocal exists, and it counts so.
+        # The policy of a row without mass is uniform. A mass below the smallest normal double, which has no
+        # reciprocal, counts as zero.
         reached = mass >= np.finfo(float).tiny
         scale = np.divide(1.0, mass, out=np.zeros_like(mass), where=reached)
         even = np.where(reached, 0.0, 1 / n_actions)
@@ -199,6 +199,8 @@ def _distances(one: SparseTable, mean: SparseTable, n_states: int, n_actions: in
 
     mass, mean_mass = rows(one), rows(mean)
     total, mean_total = mass.sum(), mean_mass.sum()
-    occupancy = apart(one.values / total, one.elsewhere / total, mean.values / mean_total, mean.elsewhere / mean_total)
-    policies = apart(*policy(one, mass), *policy(mean, mean_mass))
+    occupancy = distance(
+        one.values / total, one.elsewhere / total, mean.values / mean_total, mean.elsewhere / mean_total
+    )
+    policies = distance(*policy(one, mass), *policy(mean, mean_mass))
     return float(occupancy.sum()), float(policies @ mean_mass / mean_total)

@@ -25,7 +25,7 @@ from dpdl.running.driver import drive
 from dpdl.running.options import Options
 from dpdl.settings import Settings
 
-#: Beside the checkpoints of runs, and in their format: where their seeds come from.
+#: File beside the checkpoints of the runs, in the same format: the root of their seeds.
 PLAN = "plan"
 
 
@@ -33,11 +33,11 @@ class Seeds:
     """Children of one seed sequence; child k depends on the root and on k alone."""
 
     def __init__(self, rng: Any) -> None:
-        generator = check.generator(rng)  # refuses what is no seed
+        generator = check.generator(rng)  # raises if rng is not a seed
         if isinstance(rng, np.random.SeedSequence):
             self.root = rng
         elif isinstance(rng, np.random.Generator):
-            sequence = getattr(generator.bit_generator, "seed_seq", None)  # older ones have none
+            sequence = getattr(generator.bit_generator, "seed_seq", None)  # None for a legacy bit generator
             drawn = [int(word) for word in generator.integers(2**32, size=4)] if sequence is None else []
             self.root = np.random.SeedSequence(drawn) if sequence is None else sequence.spawn(1)[0]
         else:
@@ -47,21 +47,21 @@ class Seeds:
         """Seed of run k."""
         return np.random.SeedSequence(self.root.entropy, spawn_key=(*self.root.spawn_key, k))
 
-    def written(self) -> dict[str, Any]:
-        """What makes the same seeds again, as JSON has it."""
+    def to_json(self) -> dict[str, Any]:
+        """The root, as JSON values."""
         return {"entropy": np.asarray(self.root.entropy, dtype=object).tolist(), "spawn_key": list(self.root.spawn_key)}
 
     @classmethod
-    def read(cls, plan: dict[str, Any]) -> Seeds:
-        """Seeds made of what `written` gave."""
+    def from_json(cls, plan: dict[str, Any]) -> Seeds:
+        """Seeds with the root that `to_json` returned."""
         return cls(np.random.SeedSequence(plan["entropy"], spawn_key=plan["spawn_key"]))
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run, but for its data set; can be sent away.
+    """One run without its data set; can be pickled.
 
-    Threads share the layout, and those who run it elsewhere lay it out themselves.
+    Threads share the layout. It is not pickled: another process builds its own.
     """
 
     layout: Layout | None
@@ -74,7 +74,7 @@ class Job:
         return self.__dict__ | {"layout": None}
 
     def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
-        """Take the steps, from the checkpoint if there is one; None if it is too late to begin."""
+        """Take the steps, from the checkpoint if there is one; None if `stop` holds before the first."""
         if stop():
             return None
         path, options = self.options.checkpoint, replace(self.options, stop=stop)
@@ -85,12 +85,12 @@ class Job:
 
 
 class Jobs:
-    """Runs of one log that have all but settings and seeds in common; everything is checked before any begins.
+    """Runs on one log that differ only in settings and seeds; everything is checked before the first begins.
 
     Parameters
     ----------
     name : str
-        What a run is called in the names of checkpoints.
+        What a run is called in the file names of checkpoints.
     dataset, executor, resume, keywords
         As for `replicate`; keywords are those of `learn`.
     """
@@ -110,7 +110,7 @@ class Jobs:
         self.threads = pool.is_threads(executor)
         self.resume = check.flag("resume", resume)
         if self.resume and self.options.checkpoint is None:
-            raise TypeError("resume needs checkpoint, the folder to go on from")
+            raise TypeError("resume needs checkpoint, the folder to resume from")
         self._check_executor()
 
     def _check_executor(self) -> None:
@@ -120,14 +120,14 @@ class Jobs:
             raise TypeError(f"executor must be a concurrent.futures.Executor, got {kind}{hint}")
         if not self.threads and self.dataset.path is None:
             raise ValueError(
-                f"dataset has no path, so that the workers of a {kind} cannot open it: save it with Dataset.save and "
-                "pass what Dataset.open gives, or use threads"
+                f"dataset has no path, so the workers of a {kind} cannot open it: save it with Dataset.save and "
+                "pass what Dataset.open returns, or use threads"
             )
         if not self.threads and self.options.callback is not None:
             raise ValueError(f"callback cannot be called from the workers of a {kind}, only from threads")
 
     def lay_out(self, settings: list[Settings]) -> None:
-        """Look at everything that could be wrong with runs of these settings; nothing is written."""
+        """Build the layouts of runs with these settings, and compare them with checkpoints; nothing is written."""
         layout: Layout | None = None
         for k, one in enumerate(settings):
             if k == 0 or one != settings[k - 1]:
@@ -139,7 +139,7 @@ class Jobs:
                 checkpoint.refuse_other_run(path, checkpoint.load(path, self.dataset, one).layout, layout)
 
     def run(self, settings: list[Settings], seeds: list[Any]) -> dict[int, Result]:
-        """Run them; results by number, without those that Ctrl-C kept from beginning."""
+        """Run all; results by number, without runs that had not begun before Ctrl-C."""
         options = replace(self.options, progress=False)
         jobs = [
             Job(layout, one, self.inputs, replace(options, checkpoint=self._path(k)), seed)
@@ -149,11 +149,11 @@ class Jobs:
             return pool.run(jobs, self.dataset, self.executor, f"{self.name}s", self.options.progress)
         except Exception as error:
             if self.options.checkpoint is not None:
-                error.add_note(f"The runs can go on from {self.options.checkpoint} with resume=True.")
+                error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")
             raise
 
     def plan(self, rng: Any, **what: Any) -> Seeds:
-        """Seeds of the runs; with checkpoints they are written down, and must be the same when the runs go on."""
+        """Seeds of the runs; with checkpoints they are stored, and must be the same when the runs are resumed."""
         folder = self.options.checkpoint
         if folder is None:
             return Seeds(rng)
@@ -164,27 +164,29 @@ class Jobs:
         if folder.exists() and any(folder.iterdir()):
             if self.resume:
                 return self._stored_plan(folder, rng, what)
-            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True goes on with what is there")
+            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True resumes what is there")
         seeds = Seeds(rng)
         folder.mkdir(exist_ok=True)
-        checkpoint_file.write(folder / PLAN, what | seeds.written(), {}, new=True)
+        checkpoint_file.write(folder / PLAN, what | seeds.to_json(), {}, new=True)
         return seeds
 
     def _stored_plan(self, folder: Path, rng: Any, what: dict[str, Any]) -> Seeds:
         if not (folder / PLAN).exists():
-            raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to go on with")
+            raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
         stored, _ = checkpoint_file.read(folder / PLAN)
-        for name, value in (what if rng is None else what | Seeds(rng).written()).items():
+        for name, value in (what if rng is None else what | Seeds(rng).to_json()).items():
             if stored.get(name) != value:
-                raise ValueError(f"checkpoint: {folder} is of other runs: {name} = {stored.get(name)!r}, not {value!r}")
-        return Seeds.read(stored)
+                raise ValueError(
+                    f"checkpoint: {folder} belongs to other runs: {name} = {stored.get(name)!r}, not {value!r}"
+                )
+        return Seeds.from_json(stored)
 
     def _path(self, k: int) -> Path | None:
         return None if self.options.checkpoint is None else self.options.checkpoint / f"{self.name}-{k}"
 
 
 def _digest(start: Point | None) -> str | None:
-    """What tells one start from another."""
+    """SHA-256 of a starting point."""
     if start is None:
         return None
     parts = [np.ascontiguousarray(part, dtype=np.float64).tobytes() for part in start]

@@ -27,7 +27,7 @@ def learn(
     rng: np.random.Generator | int | None = None,
     **keywords: Unpack[RunKeywords],
 ) -> Result:
-    """Learn a policy that earns well and keeps every constraint from a fixed log (DPDL, Algorithm 1).
+    """Learn a policy with high reward that satisfies every constraint, from a fixed log (DPDL, Algorithm 1).
 
     Parameters
     ----------
@@ -43,20 +43,20 @@ def learn(
     rng : numpy.random.Generator, int or None
         Source of all randomness. Same seed, same build: same bits.
     n_reference : int, optional
-        Use the first so many transitions for mu_hat alone and the rest for the descent, as Theorem 4.1 asks. By default
-        the whole log serves both.
+        Use this many transitions, the first of the log, for mu_hat only and the rest for the descent, as Theorem 4.1
+        requires. By default the whole log is used for both.
     reference : Reference, optional
-        mu_hat from elsewhere (`estimate_reference`), instead of `n_reference`.
+        mu_hat from other data (`estimate_reference`), instead of `n_reference`.
     start : Point, optional
         Starting point, for instance the `last` of another result; by default the paper's.
     known : collection of str, optional
         Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
         run can check them.
     check_slater : bool, optional
-        After the last step, look whether the data contradicts `slater` (an upper confidence bound, by a linear program)
-        and say so in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs and 10^6
-        transitions. It ends with `time_limit`, after 5 seconds at most by default and 10 minutes if it is asked for;
-        if it was not done by then, the notes say so. Ctrl-C returns at once.
+        After the last step, check whether the data contradicts `slater` (an upper confidence bound, by a linear
+        program) and report that in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs
+        and 10^6 transitions. The check ends with `time_limit`, and after 5 seconds by default or 10 minutes if True; if
+        it did not finish, the notes say so. Ctrl-C returns at once.
     callback : callable, optional
         Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
     callback_every : int, optional
@@ -64,33 +64,33 @@ def learn(
     callback_seconds : float, optional
         Seconds between two calls, instead of `callback_every`.
     progress : bool, optional
-        Show a progress bar after two seconds. Default: if standard error is a terminal; if it is not, the logger "dpdl"
-        is told every ten seconds.
+        Show a progress bar after two seconds. Default: if standard error is a terminal; if it is not, progress goes to
+        the logger "dpdl" every ten seconds.
     step_limit : int, optional
-        Stop after so many of the T steps, with a status of its own.
+        Stop after this many of the T steps, with status STEP_LIMIT.
     time_limit : float, optional
-        Stop after so many seconds, with a status of its own.
+        Stop after this many seconds, with status TIME_LIMIT.
     checkpoint : path, optional
-        Keep a checkpoint there, from which `resume` goes on bit for bit: one at once, one every `every` seconds, one at
-        the end, however it comes, be it by an error of the callback. There must be none yet. If one cannot be written
-        later on, the one before it stays, a RuntimeWarning and the result's notes say so, and the run goes on.
+        File for checkpoints, from which `resume` continues bit for bit. It must not exist yet. It is written at once,
+        every `every` seconds, and at the end, also if the callback raises an exception. If a later write fails, the
+        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues.
     every : float, optional
         Seconds between two checkpoints.
     chunk : int, optional
-        Steps between two looks at the clock; by default what fits into 20 ms. Has no influence on the numbers.
+        Steps between two looks at the clock; by default what fits into 20 ms. Does not affect the numbers.
 
     Returns
     -------
     Result
-        Also when interrupted with Ctrl-C, in whichever thread this runs: then for the steps taken. Pressed once more,
-        it gives up the checkpoint that is being written, and the notes say so. Before the first step it is an
-        exception, and where SIGINT has a handler that is not Python's own, that handler decides. A process that was
-        started with SIGINT ignored, as the background jobs of a shell script are, goes on ignoring it, and the run
-        takes its steps; ``signal.signal(signal.SIGINT, signal.default_int_handler)`` makes such a process listen.
+        Also after Ctrl-C, in any thread: then for the steps taken. A second Ctrl-C abandons the checkpoint that is
+        being written, and the notes say so. Ctrl-C before the first step raises KeyboardInterrupt. If SIGINT has a
+        handler other than Python's own, that handler decides. A process that was started with SIGINT ignored, such as
+        a background job of a shell script, keeps ignoring it;
+        ``signal.signal(signal.SIGINT, signal.default_int_handler)`` changes that.
 
     Examples
     --------
-    Two actions in one state: the better paid one is unsafe, so the policy has to mix them half and half.
+    Two actions in one state: the one with reward 1 is unsafe, so the policy must mix them half and half.
 
     >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
     >>> result = learn(log, gamma=0.5, psi=2, slater=1, T=200_000, rho0=[1.0], rng=0)
@@ -104,7 +104,7 @@ def learn(
 
 
 def start(layout: Layout, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
-    """Begin a run, and take its steps."""
+    """Start a run and take its steps."""
     run = Run.of(layout, generator)
     if options.checkpoint is not None:
         checkpoint_file.refuse_existing(options.checkpoint)

@@ -1,4 +1,4 @@
-"""How a run is driven: callback, progress, limits, checkpoints. Nothing here changes its numbers."""
+"""How a run is driven: callback, progress, limits, checkpoints. None of it affects the numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OptionKeywords(TypedDict, total=False):
 class Options:
     """Options of a run, checked; `learn` documents them.
 
-    `stop` is asked between chunks whether to end the run; it is how runs on an executor are told.
+    `stop` is called between chunks; the run ends if it returns True. Runs on an executor are stopped this way.
     """
 
     callback: Callback | None = None
@@ -82,7 +82,7 @@ class Options:
             progress=check.optional_flag("progress", progress),
             step_limit=None if step_limit is None else check.whole("step_limit", step_limit),
             time_limit=check.time_limit("time_limit", time_limit),
-            # A link is followed, so that what it points to is replaced and not the link.
+            # Resolve links, so that the target of a link is replaced and not the link.
             checkpoint=None if checkpoint is None else Path(os.path.realpath(check.path("checkpoint", checkpoint))),
             every=check.real("every", every, at_least=0),
             check_slater=check.optional_flag("check_slater", check_slater),

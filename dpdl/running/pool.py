@@ -1,8 +1,8 @@
-"""Jobs on an executor: sent away, waited for, told to stop.
+"""Jobs on an executor: submitting them, collecting results, stopping them.
 
-Those in threads share the data set. Others get its path and open it themselves, once in a process. All of them look
-every 20 ms whether they are to stop: at an event in threads, at a file on the caller's machine otherwise (a worker on
-another one, which cannot see it, goes on to its end).
+Jobs in threads share the data set. Others get its path and open it, once per process. Every job polls each 20 ms
+whether to stop: an event in threads, otherwise a file on the caller's machine. A worker on another machine, which
+cannot see that file, runs to its end.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
 from dpdl.result import Result, Status
 
-#: Seconds between two looks at what has come back, and at the keyboard.
-LOOK = 0.02
-#: Seconds after Ctrl-C in which it has no effect once more.
-PATIENCE = 1.0
+#: Seconds between two polls for finished jobs and for Ctrl-C.
+POLL_SECONDS = 0.02
+#: Seconds after a Ctrl-C before another one ends the wait for running jobs.
+FORCE_SECONDS = 1.0
 
 logger = logging.getLogger("dpdl")
 
 
 class Job(Protocol):
-    """A run, but for its data set; can be sent away."""
+    """A run without its data set; can be pickled."""
 
     def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
-        """Take the steps; None if it is too late to begin."""
+        """Take the steps; None if `stop` holds before the first."""
 
 
-class Crew:
-    """Jobs under way on an executor, and their results by number."""
+class RunningJobs:
+    """Jobs submitted to an executor, and the results so far by job number."""
 
     def __init__(
         self,
@@ -57,89 +57,89 @@ class Crew:
     ) -> None:
         self.dataset, self.executor, self.stop, self.interrupts = dataset, executor, stop, interrupts
         self.results = results
-        self.waiting: dict[cf.Future[Result | None], int] = {}
+        self.futures: dict[cf.Future[Result | None], int] = {}
 
-    def send(self, k: int, job: Job) -> None:
-        """Begin with a job. Its future is not lost, whenever Ctrl-C is pressed."""
+    def submit(self, k: int, job: Job) -> None:
+        """Submit a job. Ctrl-C at any moment does not lose its future."""
         with _no_interrupts() if isinstance(self.executor, cf.ProcessPoolExecutor) else nullcontext():
-            if self.stop.home is None:
-                future = self.executor.submit(_run_here, job, self.dataset, self.stop)
+            if self.stop.folder is None:
+                future = self.executor.submit(_run_in_thread, job, self.dataset, self.stop)
             else:
                 where = str(self.dataset.path), self.dataset.fingerprint
-                future = self.executor.submit(_run_there, job, k, *where, Caller.here(self.stop.home))
-            self.waiting[future] = k
+                future = self.executor.submit(_run_in_worker, job, k, *where, Caller.here(self.stop.folder))
+            self.futures[future] = k
 
-    def collect(self, seconds: float = LOOK) -> None:
-        """Take what has come back; one that was interrupted ends the others."""
-        done, _ = cf.wait(self.waiting, seconds, cf.FIRST_COMPLETED)
+    def collect(self, seconds: float = POLL_SECONDS) -> None:
+        """Collect finished jobs; if one of them was interrupted, raise KeyboardInterrupt."""
+        done, _ = cf.wait(self.futures, seconds, cf.FIRST_COMPLETED)
         for future in done:
-            result, k = future.result(), self.waiting[future]
+            result, k = future.result(), self.futures[future]
             if result is not None:
                 self.results[k] = result
-            del self.waiting[future]
+            del self.futures[future]
             if result is None and not self.stop.is_set:
-                raise RuntimeError(f"run {k} did not begin: a worker on this host does not see {self.stop.home}")
+                raise RuntimeError(f"run {k} did not begin: a worker on this host does not see {self.stop.folder}")
             if result is None or result.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
         if self.stop.is_set or was_interrupted(self.interrupts):
             raise KeyboardInterrupt
 
-    def leave(self) -> None:
-        """Wait for those that have begun, and drop the others; Ctrl-C once more, a second later, ends the wait."""
+    def stop_and_collect(self) -> None:
+        """Cancel jobs that have not begun and wait for the others; a Ctrl-C after `FORCE_SECONDS` ends the wait."""
         began = time.monotonic()
         while True:
             try:
                 self.stop.set()
-                for future, k in list(self.waiting.items()):
+                for future, k in list(self.futures.items()):
                     if not self.stop.has_begun(k) and future.cancel():
-                        del self.waiting[future]
-                while self.waiting:
-                    self._take_back()
+                        del self.futures[future]
+                while self.futures:
+                    self._collect_quietly()
                 return
             except KeyboardInterrupt:
-                if time.monotonic() - began > PATIENCE:
+                if time.monotonic() - began > FORCE_SECONDS:
                     return
 
-    def _take_back(self) -> None:
-        done, _ = cf.wait(self.waiting, LOOK, cf.FIRST_COMPLETED)
+    def _collect_quietly(self) -> None:
+        done, _ = cf.wait(self.futures, POLL_SECONDS, cf.FIRST_COMPLETED)
         for future in done:
-            k = self.waiting[future]
+            k = self.futures[future]
             try:
                 result = future.result()
             except Exception as error:
-                logger.warning("run %d did not come back: %r", k, error)
+                logger.warning("run %d failed: %r", k, error)
                 result = None
             if result is not None:
                 self.results[k] = result
-            del self.waiting[future]
+            del self.futures[future]
 
 
 def run(
     jobs: Sequence[Job], dataset: Dataset, executor: cf.Executor | None, label: str, progress: bool | None
 ) -> dict[int, Result]:
-    """Run all; results by number, without those that Ctrl-C kept from beginning."""
+    """Run all jobs; results by number, without jobs that had not begun before Ctrl-C."""
     own = cf.ThreadPoolExecutor(min(len(jobs), _cores()), "dpdl") if executor is None else None
     pool = own or executor
     assert pool is not None
     results: dict[int, Result] = {}
     with (
-        suppress(KeyboardInterrupt),  # pressed once more, on the way out
+        suppress(KeyboardInterrupt),  # a second Ctrl-C during the clean-up
         Interrupts() as interrupts,
         _Stop(is_threads(executor)) as stop,
         Progress(len(jobs), progress, label=label) as bar,
     ):
-        crew = Crew(dataset, pool, stop, interrupts, results)
+        running = RunningJobs(dataset, pool, stop, interrupts, results)
         try:
             for k, job in enumerate(jobs):
-                crew.send(k, job)
-                crew.collect(0)  # an executor may have run it on the spot
-            while crew.waiting:
-                crew.collect()
+                running.submit(k, job)
+                running.collect(0)  # an executor may run a job inside submit
+            while running.futures:
+                running.collect()
                 bar.update(len(results))
         except KeyboardInterrupt:
-            crew.leave()
+            running.stop_and_collect()
         except BaseException:
-            crew.leave()
+            running.stop_and_collect()
             raise
         finally:
             if own is not None:
@@ -150,59 +150,59 @@ def run(
 
 
 def is_threads(executor: cf.Executor | None) -> bool:
-    """Whether runs are going to share this process for certain."""
+    """Whether all runs are certain to take place in this process."""
     return executor is None or isinstance(executor, cf.ThreadPoolExecutor)
 
 
 class _Stop:
-    """What tells runs to stop: an event, and for those in other processes a file.
+    """Tells runs to stop: by an event in threads, by a file for other processes.
 
-    The folder of the file goes, all at once, when nobody waits any more. Not every executor drops what it was told to
-    cancel: a run that begins after that sees that it is gone.
+    The folder of that file is removed, atomically, once the caller stops waiting. Some executors start jobs that were
+    cancelled; a run that starts after that stops because the folder is missing.
     """
 
     def __init__(self, threads: bool) -> None:
         self.event = threading.Event()
-        self.home = None if threads else Path(tempfile.mkdtemp(prefix="dpdl-"))
+        self.folder = None if threads else Path(tempfile.mkdtemp(prefix="dpdl-"))
 
     def __enter__(self) -> _Stop:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.set()  # whoever is still there ends a little later
-        if self.home is not None:
-            gone = self.home.with_name(f"{self.home.name}-gone")
+        self.set()
+        if self.folder is not None:
+            gone = self.folder.with_name(f"{self.folder.name}-gone")
             with suppress(OSError):
-                os.rename(self.home, gone)
+                os.rename(self.folder, gone)
             shutil.rmtree(gone, ignore_errors=True)
 
     def set(self) -> None:
         self.event.set()
-        if self.home is not None:
+        if self.folder is not None:
             with suppress(OSError):
-                (self.home / "stop").touch()
+                (self.folder / "stop").touch()
 
     @property
     def is_set(self) -> bool:
         return self.event.is_set()
 
     def has_begun(self, k: int) -> bool:
-        """Whether a run in another process has; not every executor knows, and some cancel what is under way."""
-        return self.home is not None and (self.home / str(k)).exists()
+        """Whether a run in another process has begun; some executors cancel futures of jobs that are running."""
+        return self.folder is not None and (self.folder / str(k)).exists()
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who waits for a run that was sent away."""
+    """The process that waits for a run, as its worker needs to know it."""
 
-    home: str
+    folder: str
     host: str
     pid: int
 
     @classmethod
-    def here(cls, home: Path) -> Caller:
+    def here(cls, folder: Path) -> Caller:
         """This process."""
-        return cls(str(home), socket.gethostname(), os.getpid())
+        return cls(str(folder), socket.gethostname(), os.getpid())
 
     @property
     def is_this_process(self) -> bool:
@@ -210,29 +210,29 @@ class Caller:
         return (self.host, self.pid) == (socket.gethostname(), os.getpid())
 
     def watch(self, k: int) -> Callable[[], bool]:
-        """Say that a run begins; the function tells whether it is to stop."""
-        home, stop, parent = Path(self.home), os.path.join(self.home, "stop"), os.getppid()
-        if self.host != socket.gethostname() and not home.exists():
+        """Mark run k as begun, and return a function that says whether it must stop."""
+        folder, stop, parent = Path(self.folder), os.path.join(self.folder, "stop"), os.getppid()
+        if self.host != socket.gethostname() and not folder.exists():
             return lambda: False
         with suppress(OSError):
-            (home / str(k)).touch()
-        # A worker whose parent was killed has nobody to send its result to.
-        return lambda: os.path.exists(stop) or not home.exists() or os.getppid() != parent
+            (folder / str(k)).touch()
+        # If the parent of the worker was killed, nobody can receive the result.
+        return lambda: os.path.exists(stop) or not folder.exists() or os.getppid() != parent
 
 
-def _run_here(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
+def _run_in_thread(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
     with Interrupts() as interrupts:
         result = job.run(dataset, stop.event.is_set, interrupts)
     if result is not None and result.status is Status.INTERRUPTED:
-        stop.set()  # at once, before this thread begins with the next one
+        stop.set()  # here, before this thread starts its next job
     return result
 
 
-def _run_there(job: Job, k: int, path: str, fingerprint: str, caller: Caller) -> Result | None:
-    """Run in a process of its own, as a rule.
+def _run_in_worker(job: Job, k: int, path: str, fingerprint: str, caller: Caller) -> Result | None:
+    """Run a job on an executor that is not a thread pool, usually in another process.
 
-    Ctrl-C at a terminal reaches that process as well. A worker that took it for an order to leave, as those of Dask do,
-    would take the steps with it.
+    Ctrl-C at a terminal reaches that process as well. `Interrupts` handles it, because a worker that exits on SIGINT,
+    as those of Dask do, would lose the steps taken.
     """
     stop = caller.watch(k)
     with Interrupts(guarded=not caller.is_this_process) as interrupts:
@@ -241,15 +241,18 @@ def _run_there(job: Job, k: int, path: str, fingerprint: str, caller: Caller) ->
 
 @lru_cache(maxsize=1)
 def _opened(path: str, fingerprint: str) -> Dataset:
-    dataset = Dataset.open(path, verify=False)  # the caller has verified it; this is about which one it is
+    dataset = Dataset.open(path, verify=False)  # the caller has verified it
     if dataset.fingerprint != fingerprint:
-        raise ValueError(f"the worker finds another data set at {path} than the caller: the fingerprints differ")
+        raise ValueError(f"the data set at {path} is another one for the worker: the fingerprints differ")
     return dataset
 
 
 @contextmanager
 def _no_interrupts() -> Iterator[Any]:
-    """Keep SIGINT from processes that are started meanwhile: the caller tells them to stop, and gets their work."""
+    """Block SIGINT in processes that are started inside: the caller stops them through `_Stop` and gets their results.
+
+    The mask is inherited, so that the workers of a process pool survive Ctrl-C.
+    """
     if sys.platform == "win32":
         yield
         return

@@ -1,8 +1,8 @@
 """`replicate`: independent runs from spawned seeds, averaged; and `sweep`, runs over a grid of settings.
 
-Either takes any `concurrent.futures.Executor`. By default the runs share this process, one thread to a core: the
-compiled core holds no GIL. To other processes, or a Dask cluster, the log travels by its path and is mapped there, not
-copied. A run has the same bits wherever it takes place and however many others there are.
+Both accept any `concurrent.futures.Executor`. By default the runs are threads of this process, one per core: the
+compiled core releases the GIL. Other processes, or a Dask cluster, get the path of the log and map it. The bits of a
+run do not depend on where it takes place or on how many others there are.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Replicas:
     result : Result
         The average of the replicas, each weighted by the steps that it took; its policy is that of the averaged x, its
         `n_steps` the total, its `last` the average of the last iterates. A premise holds if it held in every replica.
-        No guarantee is claimed: Theorem 4.1 speaks of one run, and all that n of them have for certain is its
-        conclusion at failure probability n delta.
+        No guarantee is claimed: Theorem 4.1 is about one run; for n runs a union bound gives its conclusion with
+        failure probability n delta.
     results : tuple of Result
-        The replicas, each what `learn` would have returned.
+        The replicas, each as `learn` returns it.
     numbers : tuple of int
-        Which replica each of them is: 0, 1, ..., n - 1 unless some were interrupted before they began.
+        The number of each replica: 0, 1, ..., n - 1 unless some were interrupted before they began.
     spread : Spread
-        How far they are apart.
+        Differences between the replicas.
     """
 
     result: Result
@@ -72,42 +72,42 @@ def replicate(
 ) -> Replicas:
     """Run `learn` n times with independent randomness, and average.
 
-    The gap that the method drives to zero is convex in x, so that of the average is at most the average of the gaps;
-    and what differs between replicas shows how much of a result is the luck of its draws.
+    The gap that the method minimises is convex in x, so the gap of the average is at most the average of the gaps. The
+    spread of the replicas shows how much of a result is due to random draws.
 
     Parameters
     ----------
     dataset : Dataset
-        The log. An executor that is no thread pool needs one with a path (`Dataset.save`, `Dataset.open`), which its
-        workers must be able to open as well.
+        The log. An executor other than a thread pool needs one with a path (`Dataset.save`, `Dataset.open`) that its
+        workers can open.
     settings : Settings, optional
         As for `learn`.
     n : int
         Number of replicas.
     rng : numpy.random.Generator, int or None
-        Root of all randomness; replica k has the k-th child that is spawned from it, whatever n is, and draws with
-        NumPy's default bit generator. Of a Generator, a child that is spawned from it is the root.
+        Root of all randomness; replica k uses the k-th child spawned from it, for any n, with NumPy's default bit
+        generator. If a Generator is given, the root is a child spawned from it.
     executor : concurrent.futures.Executor, optional
         Where the replicas run: a pool of threads or processes, or ``client.get_executor()`` of a Dask client. Default:
-        as many threads as there are cores. It is left open. Workers of a process pool that are idle die of Ctrl-C at
-        a terminal, and their pool with them, unless it was made with
+        as many threads as there are cores. The executor is not shut down. Ctrl-C at a terminal kills idle workers of a
+        process pool, and breaks the pool, unless it was made with
         ``initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)``.
     checkpoint : path, optional
         A folder with one checkpoint for each replica. It must be empty or absent, unless `resume` is set.
     resume : bool, optional
-        Go on with every replica whose checkpoint is there, and begin the others. The outcome is bit for bit that of
-        runs which were never interrupted. `rng` may be left out then; n may have changed.
+        Resume every replica that has a checkpoint, and start the others. The outcome is bit for bit that of runs which
+        were never interrupted. `rng` may be left out; n may differ.
     progress : bool, optional
         As for `learn`; one bar for all.
     **keywords
-        Settings, and whatever else `learn` takes. Limits hold for each replica, the time from when it begins. A
-        `callback` is called from several threads at once, and ends its own replica only.
+        Settings, and all other keywords of `learn`. Limits apply to each replica, `time_limit` from its beginning. A
+        `callback` is called from several threads at once; StopIteration ends only the replica that called it.
 
     Returns
     -------
     Replicas
-        Also when interrupted with Ctrl-C: then for the steps taken. Pressed again a second later, it waits no longer
-        for replicas that have not come back yet.
+        Also after Ctrl-C: then for the steps taken. A second Ctrl-C, at least a second later, returns without waiting
+        for replicas that are still running.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def replicate(
     results = jobs.run(chosen, [seeds.child(k) for k in range(n)])
     try:
         return _replicas(results, n)
-    except KeyboardInterrupt:  # pressed a little late: the work is not lost
+    except KeyboardInterrupt:  # pressed after the runs: return the result all the same
         return _replicas(results, n)
 
 
@@ -144,9 +144,9 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
     Attributes
     ----------
     points : tuple of dict
-        What was set at each point.
+        The settings of each point.
     results : tuple of Result
-        What `learn` returned there.
+        The result of `learn` at each point.
     success : bool
         Whether every point of the grid took all its steps. Points that were interrupted before they began are absent.
     """
@@ -165,7 +165,7 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
         names = list(self.points[0])
         rows = [[*names, "status", "steps", "mass", "largest lam"]]
         for point, result in self:
-            # 1 for an occupancy; far from it, the flow equation is far from being met.
+            # 1 for an occupancy; any other value means that the flow equation is violated.
             x, reference = result.x_table, result.reference
             n_unseen = reference.n_states * reference.n_actions - len(x.pairs)
             mass = (1 - result.settings.gamma) * float(x.values.sum() + n_unseen * x.elsewhere)
@@ -176,7 +176,7 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A setting as a JSON value."""
     value = np.asarray(value).item()
     return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
 
@@ -204,15 +204,15 @@ def sweep(
         Settings, "psi" or "kappa" for instance, and the values to give them; "rng" for seeds. All combinations are
         run, the last name varying fastest.
     rng : numpy.random.Generator, int or None
-        The same draws at every point, so that differences between points are not those of luck: an int is the seed of
-        each run, of a generator they share one child.
+        Every point uses the same random numbers, so that differences between points are due to the settings: an int is
+        the seed of each run; of a Generator, all runs use the same child.
     dataset, settings, executor, checkpoint, resume, progress, **keywords
         As for `replicate`.
 
     Returns
     -------
     Sweep
-        Also when interrupted with Ctrl-C: then for the steps taken.
+        Also after Ctrl-C: then for the steps taken.
 
     Examples
     --------
@@ -229,7 +229,7 @@ def sweep(
     chosen = [Settings.of(jobs.settings, values) for values in named]
     jobs.lay_out(chosen)
     written = [{name: _plain(value) for name, value in point.items()} for point in points]
-    seed = jobs.plan(rng, points=written).root  # of a whole number, the seed that `learn` would use
+    seed = jobs.plan(rng, points=written).root  # for an int, the seed that `learn` would use
     results = jobs.run(chosen, [point.get("rng", seed) for point in points])
     numbers = sorted(results)
     return Sweep(
@@ -248,7 +248,7 @@ def _grid(over: Mapping[str, Sequence[Any]], keywords: dict[str, Any], rng: Any)
         if name not in known:
             raise ValueError(f"over[{name!r}] is no setting; settings are {', '.join(sorted(known))}")
         if name in keywords or (name == "rng" and rng is not None):
-            raise TypeError(f"{name} is given and swept over as well")
+            raise TypeError(f"{name} is given both as a keyword and in over")
         if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)) or np.ndim(values) == 0:
             raise TypeError(f"over[{name!r}] must be a sequence of values, got {type(values).__name__}")
         if len(values) == 0:

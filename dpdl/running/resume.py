@@ -1,4 +1,4 @@
-"""`resume`: go on with a run, or with Algorithm 2, from its checkpoint."""
+"""`resume`: continue a run, or Algorithm 2, from its checkpoint."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def resume(
     settings: Settings | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Result:
-    """Go on with a run from its checkpoint: the result is bit for bit that of a run which was never interrupted.
+    """Continue a run from its checkpoint: the result is bit for bit that of a run which was never interrupted.
 
     Parameters
     ----------
     path : path
-        The checkpoint of `learn` or `learn_adaptive`, which is kept up to date as the run goes on.
+        The checkpoint of `learn` or `learn_adaptive`; the run keeps writing it.
     dataset : Dataset
-        The log of the run; any other is refused.
+        The log of the run; any other raises ValueError.
     settings : Settings, optional
-        What the settings are believed to be; if the checkpoint has others, it is refused.
+        The settings that the checkpoint must have; any other raise ValueError.
     **keywords
         callback, callback_every, callback_seconds, progress, step_limit, time_limit, every, check_slater, chunk: as for
-        `learn`. Limits count from the beginning of the run (steps) and from now (time).
+        `learn`. `step_limit` counts from the beginning of the run, `time_limit` from this call.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def resume(
     ('STEP_LIMIT', 1000, True)
     """
     if "checkpoint" in keywords:
-        raise TypeError("resume keeps the checkpoint that it goes on from; checkpoint cannot be given")
+        raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
     where = Path(os.path.realpath(check.path("path", path)))
     options = replace(Options.of(**keywords), checkpoint=where)
     with Interrupts() as interrupts:
