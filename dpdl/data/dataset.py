@@ -61,6 +61,8 @@ class Dataset:
     table, table_counts : int64 arrays
         The pairs that records may name, ascending, and how often each occurs. A part of a log shares the table of the
         whole, so some of these counts may be zero; a log of its own has table = pairs.
+    frequencies : array, shape (S, A)
+        The empirical distribution of the pairs.
     kind : {"independent", "trajectory", "trajectories"}
         How the transitions hang together.
     units : Units
@@ -385,6 +387,13 @@ class Dataset:
     def counts(self) -> NDArray[np.int64]:
         """How often each of `pairs` occurs."""
         return self.table_counts if self.table_counts.all() else check.frozen(self.table_counts[self.table_counts > 0])
+
+    @property
+    def frequencies(self) -> NDArray[np.float64]:
+        """How often each pair occurs, divided by the number of transitions, shape (S, A): the empirical mu."""
+        mu = np.zeros(self.n_states * self.n_actions)
+        mu[self.pairs] = self.counts / len(self)
+        return mu.reshape(self.n_states, self.n_actions)
 
     @cached_property
     def _rank(self) -> NDArray[np.int32]:
