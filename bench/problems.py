@@ -49,10 +49,8 @@ class Bench:
     def concentrability(self) -> float:
         """C* of the empirical model, for small problems."""
         d = self.dataset
-        mu = np.zeros(d.n_states * d.n_actions)
-        mu[d.pairs] = d.counts / len(d)
         model = exact.plug_in(d, self.settings.gamma, np.full(d.n_states, 1 / d.n_states))
-        return model.concentrability(mu.reshape(d.n_states, d.n_actions))
+        return model.concentrability(d.frequencies)
 
     def twin(self, after: _core.LazyCore) -> Twin:
         """The plain-NumPy step, from where a lazy core has got to."""

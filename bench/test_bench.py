@@ -1,4 +1,4 @@
-"""Microbenchmarks of each kernel and of the step: ``python -m pytest bench``.
+"""Microbenchmarks of each kernel and of the step: ``python -m pytest bench -n 0``.
 
 The steps are timed inside the compiled loop: one round is one call that takes STEPS steps.
 """

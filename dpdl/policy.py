@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
@@ -147,6 +148,19 @@ def deterministic(actions: ArrayLike, n_actions: int) -> NDArray[np.float64]:
     policy = np.zeros((chosen.size, n_actions))
     policy[np.arange(chosen.size), chosen] = 1
     return policy
+
+
+def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
+    """The (S, S A) matrix that takes a distribution over states to that over pairs: Pi[s, (s, a)] = policy[s, a].
+
+    Examples
+    --------
+    >>> choice_matrix(np.array([[0.25, 0.75]])).toarray()
+    array([[0.25, 0.75]])
+    """
+    n_states, n_actions = policy.shape
+    pairs = np.arange(n_states * n_actions + 1)
+    return sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
 
 
 def mix(first: ArrayLike, second: ArrayLike, weight: float) -> NDArray[np.float64]:

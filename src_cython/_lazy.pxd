@@ -26,11 +26,11 @@ bound.
 
 Averages. Let P_i be the sum of f_i = x_i / z_i over the steps since the bin's last rebase. It is sum_k d_i^k q_{b,k} +
 quiet f_i, where q_{b,k} gathers exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift and quiet counts the
-steps since. While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last changed
-(`mark`), and when z_i changes again, acc_i takes z_i (P_i - mark). Every part of the sum is nonnegative, and so is the
-sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a part, and with it that of
-an average however small, is below 4 refresh 2^-53: 3e-11 at the least `refresh` that is chosen by default. A rebase
-moves the sum so far to `settled`, which is compensated.
+steps since. While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last
+changed (`mark`), and when z_i changes again, acc_i takes z_i (P_i - mark). Every part of the sum is nonnegative, and so
+is the sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a part, and with it
+that of an average however small, is below 4 refresh 2^-53: 3e-11 at the least `refresh` that is chosen by default. A
+rebase moves the sum so far to `settled`, which is compensated.
 """
 
 from libc.math cimport exp

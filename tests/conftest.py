@@ -1,8 +1,12 @@
 """What every test finds, however the suite was started."""
 
+import os
 import signal
 
 import pytest
+
+# Two tests run at a time: threads of BLAS would only wait for one another. It reads this when NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

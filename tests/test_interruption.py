@@ -448,9 +448,10 @@ def test_in_a_process_that_was_started_with_sigint_ignored_it_stays_ignored_unti
 
 
 @posix
+@pytest.mark.slow
 def test_these_tests_do_not_depend_on_how_they_were_started():
     root, test = Path(__file__).parents[1], "tests/test_learn.py::test_an_interrupt_comes_through_without_a_callback"
-    command = [*DEAF, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    command = [*DEAF, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", test]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     assert "1 passed" in done.stdout, done.stdout
 

@@ -1,6 +1,7 @@
 """Many runs at once: the same bits on every executor, averages that are averages, and nothing lost to Ctrl-C."""
 
 import concurrent.futures as cf
+import hashlib
 import json
 import os
 import re
@@ -10,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from fractions import Fraction
 from pathlib import Path
 
@@ -76,23 +76,6 @@ def test_processes_give_the_same_bits(stored):
     assert same(found, one_by_one(stored, 3))
 
 
-def test_dask_gives_the_same_bits(stored, tmp_path):
-    distributed = pytest.importorskip("distributed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Dask's own making
-        options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-        with (
-            distributed.LocalCluster(**options, local_directory=str(tmp_path)) as cluster,
-            cluster.get_client() as client,
-        ):
-            found = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, executor=client.get_executor())
-            points = sweep(stored, SETTINGS, over={"psi": [2, 3]}, rho0=RHO0, rng=7, executor=client.get_executor())
-    assert same(found, one_by_one(stored, 3))
-    assert [bits(result) for _, result in points] == [
-        bits(learn(stored, SETTINGS, psi=psi, rho0=RHO0, rng=7)) for psi in (2, 3)
-    ]
-
-
 def press_once(begun, kill=os.kill):
     """Ctrl-C as soon as that is true, and a run that has just begun has taken a step."""
 
@@ -119,28 +102,47 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
+def digests(results):
+    return [hashlib.sha256(repr(bits(result)).encode()).hexdigest() for result in results]
+
+
 def at_a_terminal(path, folder):
-    """Ctrl-C as a terminal has it: the signal goes to every process of the job, Dask's workers included."""
+    """Run on a cluster of Dask's, and then be interrupted as at a terminal, where every process of the job is."""
     import distributed
 
     tempfile.tempdir = folder
+    log, common = Dataset.open(path), {"rho0": RHO0, "rng": 7}
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     with (
         distributed.LocalCluster(**options, local_directory=folder) as cluster,
         cluster.get_client() as client,
     ):
-        press_once(have_begun(folder, 2), os.killpg)
         executor = client.get_executor()
-        found = replicate(Dataset.open(path), SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=executor)
-        print(json.dumps([[k, one.status, one.n_steps] for k, one in zip(found.numbers, found.results, strict=True)]))
+        found = replicate(log, SETTINGS, n=3, **common, executor=executor)
+        points = sweep(log, SETTINGS, over={"psi": [2, 3]}, **common, executor=executor)
+        press_once(have_begun(folder, 2), os.killpg)
+        broken = replicate(log, SETTINGS, n=4, T=10**11, **common, executor=executor)
+    interrupted = [[k, one.status, one.n_steps] for k, one in zip(broken.numbers, broken.results, strict=True)]
+    print(json.dumps([digests(found.results), digests(points.results), interrupted]))
 
 
-def test_ctrl_c_at_a_terminal_loses_no_work_of_dask(stored, tmp_path):
+@pytest.fixture(scope="module")
+def dask(stored, tmp_path_factory):
+    """What came of that."""
     pytest.importorskip("distributed")
-    command = [sys.executable, "-W", "ignore", __file__, str(stored.path), str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", __file__, str(stored.path), str(tmp_path_factory.mktemp("dask"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True, check=False)
     assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_dask_gives_the_same_bits(stored, dask):
+    assert dask[0] == digests(one_by_one(stored, 3))
+    assert dask[1] == digests(learn(stored, SETTINGS, psi=psi, rho0=RHO0, rng=7) for psi in (2, 3))
+
+
+def test_ctrl_c_at_a_terminal_loses_no_work_of_dask(dask):
+    runs = dask[2]
     assert [k for k, _, _ in runs] == [0, 1]
     assert [status for _, status, _ in runs] == [Status.INTERRUPTED] * 2
     assert all(n_steps > 0 for _, _, n_steps in runs)
@@ -208,13 +210,13 @@ def test_one_replica_has_no_spread(log):
 
 
 @pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory"])
-def test_replicas_that_were_stopped_at_50_places_go_on_bit_for_bit(stored, order, tmp_path):
+def test_replicas_that_were_stopped_at_20_places_go_on_bit_for_bit(stored, order, tmp_path):
     whole = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, order=order)
     common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "check_slater": False, "resume": True}
-    limits = np.sort(np.random.default_rng(0).integers(1, 4000, 50))
+    limits = np.sort(np.random.default_rng(0).integers(1, 4000, 20))
     for k, limit in enumerate(limits.tolist()):
         # None is there at first; the third one joins late. The seed is asked for once, and is kept after that.
-        replicate(stored, SETTINGS, n=2 if k < 10 else 3, rng=7 if k == 0 else None, step_limit=limit, **common)
+        replicate(stored, SETTINGS, n=2 if k < 7 else 3, rng=7 if k == 0 else None, step_limit=limit, **common)
     with cf.ProcessPoolExecutor(2) as pool:
         again = replicate(stored, SETTINGS, n=3, executor=pool, **common)
     assert [bits(one) for one in again.results] == [bits(one) for one in whole.results]
@@ -277,7 +279,7 @@ def test_no_flipped_bit_of_the_plan_goes_unnoticed(stored, tmp_path):
     replicate(stored, SETTINGS, rng=7, step_limit=10, **common)
     file = tmp_path / "runs" / PLAN
     sound = file.read_bytes()
-    for k in np.random.default_rng(0).permutation(8 * len(sound))[:400].tolist():
+    for k in np.random.default_rng(0).permutation(8 * len(sound))[:200].tolist():
         flipped = bytearray(sound)
         flipped[k // 8] ^= 1 << k % 8
         file.write_bytes(flipped)

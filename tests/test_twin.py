@@ -46,17 +46,23 @@ def run_of(order, n_utilities, psi):
     return side_by_side(log, settings, seed=7, n_steps=N_STEPS)
 
 
-@pytest.mark.parametrize("psi", [1, 1.5, 4, 50])
-@pytest.mark.parametrize("n_utilities", [1, 3, 20])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", CORES)
-def test_core_makes_the_iterates_of_the_twin(kind, order, n_utilities, psi):
+@pytest.mark.parametrize(
+    ("order", "n_utilities", "psi"),
+    [
+        # Every two of them together; all three in the slow tests.
+        pytest.param(order, n_utilities, psi, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        for i, order in enumerate(ORDERS)
+        for j, n_utilities in enumerate((1, 3, 20))
+        for k, psi in enumerate((1, 1.5, 4, 50))
+    ],
+)
+def test_both_cores_make_the_iterates_of_the_twin(order, n_utilities, psi):
     twin, runs = run_of(order, n_utilities, psi)
-    run = runs[kind]
-    assert run.layout.coordinates.n_unseen >= 6
-    assert_close(run.point, twin.point, 1e-12)
-    assert_close(run.means, twin.means, 1e-12)
-    assert [run.core.diagnostics[f"case_{k}"] for k in (1, 2, 3, 4)] == twin.cases
+    for run in runs.values():
+        assert run.layout.coordinates.n_unseen >= 6
+        assert_close(run.point, twin.point, 1e-12)
+        assert_close(run.means, twin.means, 1e-12)
+        assert [run.core.diagnostics[f"case_{k}"] for k in (1, 2, 3, 4)] == twin.cases
 
 
 @pytest.mark.parametrize("kind", CORES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,7 @@ def in_feasible_set(result: Result) -> bool:
     )
 
 
+@functools.cache
 def with_concentrability(target: float, seed: int, n_states: int = 4, n_actions: int = 3, gamma: float = 0.5) -> Known:
     """A random problem, its constraint active, and a distribution of data with C* = target.
 

@@ -118,7 +118,7 @@ def estimate_slater(
     policy = _careful_policy(model, first, psi, delta)
     whole = exact.plug_in(dataset, gamma, rho0)
     try:
-        estimate = exact.slater(whole, psi, None if psi is None else _frequencies(dataset).reshape(whole.r.shape))
+        estimate = exact.slater(whole, psi, None if psi is None else dataset.frequencies)
     except RuntimeError:
         estimate = math.nan
     return SlaterEstimate(
@@ -188,8 +188,7 @@ def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, in
 
 def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple[Dataset, Dataset, float, Array]:
     """Two halves, of which the second is independent of the first given which pairs it visits; checked arguments."""
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    check.instance("dataset", dataset, Dataset)
     if dataset.n_utilities == 0:
         raise ValueError("the data set has no utilities, so Slater's condition says nothing about it")
     if len(dataset) < 2:
@@ -210,19 +209,13 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     return *ends, gamma, initial
 
 
-def _frequencies(dataset: Dataset) -> Array:
-    mu = np.zeros(dataset.n_states * dataset.n_actions)
-    mu[dataset.pairs] = dataset.counts / len(dataset)
-    return mu
-
-
 def _caps(dataset: Dataset, psi: float | None) -> Array:
     n_pairs = dataset.n_states * dataset.n_actions
-    return np.ones(n_pairs) if psi is None else psi * _frequencies(dataset)
+    return np.ones(n_pairs) if psi is None else psi * dataset.frequencies.ravel()
 
 
 def _region(model: CMDP, dataset: Dataset, psi: float | None) -> Array:
-    return programs.region(model) if psi is None else programs.region(model, psi, _frequencies(dataset))
+    return programs.region(model) if psi is None else programs.region(model, psi, dataset.frequencies.ravel())
 
 
 def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float) -> Array:
@@ -234,7 +227,7 @@ def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float
         try:
             q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
         except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
-            q = _frequencies(first)
+            q = first.frequencies.ravel()
         return policies.from_occupancy(q.reshape(shape))
 
     policy = best(model.u)
@@ -248,8 +241,7 @@ def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float
 def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
     """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
     (S, A), gamma, worst = policy.shape, model.gamma, -1 / (1 - model.gamma)
-    pairs = np.arange(S * A + 1)
-    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::A]), shape=(S, S * A))
+    choose = policies.choice_matrix(policy)
     solve = splu(sp.csc_array(sp.eye_array(S) - gamma * (choose @ model.P))).solve
     values = np.empty((model.n_utilities, S))
     for i, u in enumerate(model.u.reshape(-1, S * A)):

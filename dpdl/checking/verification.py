@@ -95,10 +95,8 @@ def verify(
     >>> found.verdict, found.enough, round(found.reward, 1)
     (True, False, 1.0)
     """
-    if not isinstance(result, Result):
-        raise TypeError(f"result must be a Result, got {type(result).__name__}")
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    check.instance("result", result, Result)
+    check.instance("dataset", dataset, Dataset)
     settings, reference = result.settings, result.reference
     sizes = (dataset.n_states, dataset.n_actions, dataset.n_utilities)
     if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):

@@ -133,8 +133,7 @@ class DatasetBuilder:
         >>> half.r.tolist(), half.units.reward_scale
         ([0.25, 0.75], 8.0)
         """
-        if not isinstance(units, Units):
-            raise TypeError(f"units must be a Units, got {type(units).__name__}")
+        check.instance("units", units, Units)
         sizes = {"n_states": n_states, "n_actions": n_actions, "n_utilities": len(units.utility_scale)}
         units = parse_units(asdict(units) | {"utility_scale": list(units.utility_scale)}, sizes["n_utilities"])
         builder = cls(path, **sizes, overwrite=overwrite)

@@ -61,6 +61,8 @@ class Dataset:
     table, table_counts : int64 arrays
         The pairs that `pair` of a record indexes, ascending, and how often each occurs. A part of a log shares the
         table of the whole log, so some of these counts may be zero; otherwise table = pairs.
+    frequencies : array, shape (S, A)
+        The empirical distribution of the pairs.
     kind : {"independent", "trajectory", "trajectories"}
         Whether the transitions are independent, one trajectory or several.
     units : Units
@@ -386,6 +388,13 @@ class Dataset:
     def counts(self) -> NDArray[np.int64]:
         """How often each of `pairs` occurs."""
         return self.table_counts if self.table_counts.all() else check.frozen(self.table_counts[self.table_counts > 0])
+
+    @property
+    def frequencies(self) -> NDArray[np.float64]:
+        """How often each pair occurs, divided by the number of transitions, shape (S, A): the empirical mu."""
+        mu = np.zeros(self.n_states * self.n_actions)
+        mu[self.pairs] = self.counts / len(self)
+        return mu.reshape(self.n_states, self.n_actions)
 
     @cached_property
     def _rank(self) -> NDArray[np.int32]:

@@ -105,7 +105,6 @@ def estimate_reference(dataset: Dataset, floor: float) -> Reference:
     >>> reference.mu_hat.round(2).tolist(), reference.n_visited
     ([[0.67, 0.01], [0.01, 0.33]], 2)
     """
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    check.instance("dataset", dataset, Dataset)
     floor = check.real("floor", floor, at_least=SMALLEST_FLOOR, at_most=1)
     return Reference(dataset.pairs, dataset.counts, len(dataset), floor, dataset.n_states, dataset.n_actions)

@@ -49,8 +49,7 @@ class Instance:
         >>> round(found.optimal_value, 6), round(found.concentrability, 6), round(found.slater, 6)
         (1.0, 2.0, 1.0)
         """
-        if not isinstance(cmdp, CMDP):
-            raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
+        check.instance("cmdp", cmdp, CMDP)
         data = check.frozen(check.distribution("mu", mu, cmdp.r.shape))
         best = cmdp.solve()
         if best.status == "inaccurate":

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from dpdl import _validation as check
+from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.mixing import bounds
 from dpdl.mixing.bounds import MixingTime
@@ -254,13 +255,11 @@ def bernstein_half_width(n: int, variance: float, bound: float, mixing_time: flo
 
 def _choices(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
     """Return the (S, S*A) matrix that turns a state into its pairs."""
-    if not isinstance(cmdp, CMDP):
-        raise TypeError(f"cmdp must be a CMDP, got {type(cmdp).__name__}")
+    check.instance("cmdp", cmdp, CMDP)
     n_states, n_actions = cmdp.n_states, cmdp.n_actions
     pi = check.policy_array("policy", policy, n_states, n_actions)
     pi = pi / pi.sum(axis=1, keepdims=True)
-    pairs = np.arange(n_states * n_actions + 1)
-    return sp.csr_array((pi.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
+    return policies.choice_matrix(pi)
 
 
 def _without_zeros(matrix: Any) -> sp.csr_array:

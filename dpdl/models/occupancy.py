@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg
 
+from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.models.model import Model
 
@@ -28,9 +29,7 @@ RESIDUAL = 1e-13
 
 def state_occupancy(cmdp: Model, policy: Array) -> tuple[Array, float]:
     """Return p and a bound of its error in the 1-norm; RuntimeError if no p with a small residual was found."""
-    n_states, n_actions = policy.shape
-    pairs = np.arange(n_states * n_actions + 1)
-    choose = sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
+    n_states, choose = cmdp.n_states, policies.choice_matrix(policy)
     start = (1 - cmdp.gamma) * cmdp.rho0
     if n_states > ELIMINATION_STATES:
         return _iterate(cmdp.gamma * sp.csr_array((choose @ cmdp.P).T), start, cmdp.rho0, 1 - cmdp.gamma)
