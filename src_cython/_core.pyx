@@ -1,6 +1,6 @@
-"""The compiled core of dpdl: thin Python-visible shells around the inline headers beside this file.
+"""The compiled core of dpdl: Python classes around the inline functions in the .pxd files of this folder.
 
-Python validates, allocates and decides; everything here trusts its inputs, runs without the GIL and reports a code.
+Python validates and allocates; everything here trusts its inputs, runs without the GIL and returns a status code.
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
@@ -29,7 +29,7 @@ Root = namedtuple("Root", "alpha beta iterations code")
 CODES = {
     _kkt.OK: "ok",
     _kkt.NO_CONVERGENCE: "the root finder of the x-update did not converge",
-    _kkt.NOT_FINITE: "a number that must be finite is not",
+    _kkt.NOT_FINITE: "a sum in the x-update is not finite",
     _kkt.OUT_OF_REACH: "the x-update left the range of the binned sums",
 }
 
@@ -40,9 +40,9 @@ COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iteratio
 cdef enum:
     BLOCK = 4096        # draws made ahead of the steps that use them
     AHEAD = 8           # steps between two stages of prefetching
-    CACHED = 1 << 20    # bytes that the caches hold anyway
+    CACHED = 1 << 20    # bytes up to which all data fits into the caches
 
-# What the checks of a stored state need to know.
+# Constants that dpdl.lasting.state needs.
 BLOCK_SIZE = BLOCK
 N_MOMENTS = _lazy.N_MOMENTS
 MAX_ITERATIONS = _kkt.MAX_ITERATIONS
@@ -100,7 +100,7 @@ HEAD_DTYPE = layout_of(
     r=(<char *> &head.r - <char *> &head, "f8"),
 )
 if sizeof(_sums.Sum) != 16 or sizeof(_model.Counters) != 8 * len(COUNTERS) or sizeof(_lazy.Member) != 64:
-    raise ImportError("this compiler lays out structs in a way that dpdl does not know")
+    raise ImportError("the C compiler has laid out a struct in an unexpected way")
 
 
 cdef void *address(object array) except? NULL:
@@ -108,7 +108,7 @@ cdef void *address(object array) except? NULL:
 
 
 def aligned(n, dtype):
-    """Zeros that begin on a cache line and share none: two runs in two threads must not write to the same one."""
+    """Zeros in cache lines of their own, so that runs in two threads never write to the same line."""
     size = n * np.dtype(dtype).itemsize
     raw = np.zeros(size + 128, dtype=np.uint8)
     skip = -raw.ctypes.data % 64
@@ -116,7 +116,7 @@ def aligned(n, dtype):
 
 
 def effective_log_caps(layout):
-    """Caps of all coordinates, without those that a sum implies."""
+    """Caps of all coordinates; those that a sum implies are replaced by larger ones."""
     caps = np.empty(len(layout.log_cap))
     cdef double[::1] effective = caps
     cdef const double[::1] c = layout.coordinates.c, log_cap = layout.log_cap
@@ -127,19 +127,19 @@ def effective_log_caps(layout):
     return caps
 
 
-watching_lock = threading.Lock()
-cdef int64_t watchers = 0       # runs under way
+handler_lock = threading.Lock()
+cdef int64_t n_open = 0         # open Interrupts
 
 
 cdef class Interrupts:
-    """While open, SIGINT is counted on its way to Python, so that a run in any thread sees it.
+    """While open, SIGINT is counted before Python handles it, so that a run in any thread sees it.
 
-    On a platform without sigaction none is ever seen.
+    On a platform without sigaction nothing is counted.
 
     Parameters
     ----------
     guarded : bool
-        Nobody but the runs of this process sees it.
+        The previous handler, usually Python's, is not called: only runs of this process see the signal.
     """
 
     cdef int64_t before
@@ -149,27 +149,27 @@ cdef class Interrupts:
         self.guarded = guarded
 
     def __enter__(self):
-        global watchers
-        with watching_lock:
-            watchers += 1
+        global n_open
+        with handler_lock:
+            n_open += 1
             _interrupt.dpdl_guard(self.guarded)
             _interrupt.dpdl_watch()
         self.before = _interrupt.dpdl_interrupt_count()
         return self
 
     def __exit__(self, *exception):
-        global watchers
-        with watching_lock:
-            watchers -= 1
+        global n_open
+        with handler_lock:
+            n_open -= 1
             _interrupt.dpdl_guard(-self.guarded)
-            if watchers == 0:
+            if n_open == 0:
                 _interrupt.dpdl_unwatch()
 
     def came(self):
-        """Whether one came since this was opened, or last asked."""
+        """Whether a SIGINT came since the last call, or since this was opened."""
         cdef int64_t before = self.before
-        with watching_lock:
-            _interrupt.dpdl_watch()     # somebody may have replaced the handler meanwhile
+        with handler_lock:
+            _interrupt.dpdl_watch()     # the handler may have been replaced meanwhile
         self.before = _interrupt.dpdl_interrupt_count()
         return self.before != before
 
@@ -182,7 +182,7 @@ include "_sampling.pxi"
 
 
 cdef class Core:
-    """State of a run that every core has: the duals with their sums, the counters, the draws.
+    """The state that both cores share: the duals with their sums, the counters, the draws.
 
     Parameters
     ----------
@@ -200,8 +200,7 @@ cdef class Core:
     cdef readonly object layout, V_rows, lam_rows, counts
     cdef object record_bytes
     cdef readonly Sampler sampler
-    # Record numbers and initial states drawn ahead of the steps that will use them; those from `used` on wait for the
-    # next call of `run`.
+    # Record numbers and initial states, drawn in blocks; those from `used` on are not used yet.
     cdef int64_t drawn[BLOCK]
     cdef int32_t initial[BLOCK]
     cdef int64_t used, n_drawn
@@ -241,14 +240,14 @@ cdef class Core:
         """Take n steps, or fewer if time runs out or a SIGINT is counted.
 
         Returns a code, OK unless the arithmetic failed (the state is then that of the last step). Where a call stops
-        has no influence on the numbers.
+        does not affect the numbers.
         """
         cdef int64_t block, done
         cdef int code = _kkt.OK
-        cdef _interrupt.Patience patience
-        patience.deadline = _interrupt.dpdl_clock() + seconds
-        patience.interrupts = _interrupt.dpdl_interrupt_count()
-        patience.work = 0
+        cdef _interrupt.StopCondition stop
+        stop.deadline = _interrupt.dpdl_clock() + seconds
+        stop.interrupts = _interrupt.dpdl_interrupt_count()
+        stop.work = 0
         with self.sampler.bit_generator.lock, nogil:
             while n > 0 and code == _kkt.OK:
                 if self.used == self.n_drawn:
@@ -257,7 +256,7 @@ cdef class Core:
                     _random.fill(&self.sampler.draws, self.drawn, self.initial, self.n_drawn)
                 block = min(self.n_drawn - self.used, n)
                 done = self.counters.steps
-                code = self.advance(self.drawn + self.used, self.initial + self.used, block, &patience)
+                code = self.advance(self.drawn + self.used, self.initial + self.used, block, &stop)
                 done = self.counters.steps - done
                 self.used += done
                 n -= done
@@ -266,8 +265,8 @@ cdef class Core:
         return code
 
     cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
-                     _interrupt.Patience *patience) noexcept nogil:
-        """Take n steps, or fewer if patience ends."""
+                     _interrupt.StopCondition *stop) noexcept nogil:
+        """Take n steps, or fewer if `stop` applies."""
         return _kkt.OK
 
     @property
@@ -290,7 +289,7 @@ cdef class Core:
         }
 
     def restore(self, state):
-        """Put back what `state` gave, on a core of the same layout; sizes must be right."""
+        """Restore what `state` returned for a core of the same layout; sizes are not checked."""
         for name, values in zip(("v", "sum", "low"), state["V"], strict=True):
             self.V_rows[name] = values
         self.V_rows["since"] = state["V_since"]
@@ -333,14 +332,14 @@ cdef class Core:
 
 
 cdef class EagerCore(Core):
-    """The eager step: O(pairs) whenever more than the sampled pair moves.
+    """The eager step: O(pairs) if more than the sampled pair moves.
 
     Parameters
     ----------
     log_x : float64 array
         Logarithm of the starting point, one entry a coordinate.
     refresh : int, optional
-        Steps between full recomputations of the kept sums. Between two of them each sum gathers one rounding of each
+        Steps between full recomputations of the running sums. In between, each sum accumulates one rounding for each
         changed term: an error of at most refresh * 2^-53 of its bound, 1e-11 at the default.
     """
 
@@ -370,12 +369,12 @@ cdef class EagerCore(Core):
         _eager.recompute_sums(&self.eager)
 
     cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
-                     _interrupt.Patience *patience) noexcept nogil:
+                     _interrupt.StopCondition *stop) noexcept nogil:
         cdef int64_t k
         cdef int code
         for k in range(n):
             code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
-            if code != _kkt.OK or _interrupt.enough(patience, k, self.counters.steps):      # any step may be slow
+            if code != _kkt.OK or _interrupt.must_stop(stop, k, self.counters.steps):      # any step may be slow
                 return code
         return _kkt.OK
 
@@ -390,7 +389,7 @@ cdef class EagerCore(Core):
         return self.sums[:, 0] + (self.sums[:, 1] + self.x_values * (self.n_steps - self.since))
 
     @property
-    def kept_sums(self):
+    def running_sums(self):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.eager.total), _sums.value(&self.eager.weighted)
 
@@ -403,11 +402,11 @@ cdef class LazyCore(Core):
     log_x : float64 array
         Logarithm of the starting point, one entry a coordinate.
     refresh : int, optional
-        Steps between full recomputations; by default what the layout says.
+        Steps between full recomputations; by default that of the layout.
     threshold : float
-        A bin is rebased when its tau passes this; 0 rebases every bin at every shift.
+        A bin is rebased when its tau exceeds this; 0 rebases every bin at every move.
     reach : float
-        An x-update that would carry some tau beyond this is solved by summation over all pairs.
+        An x-update that would make some tau exceed this is solved by summation over all pairs.
     """
 
     cdef _lazy.Lazy lazy
@@ -459,17 +458,17 @@ cdef class LazyCore(Core):
         self.counts[:] = 0
 
     cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
-                     _interrupt.Patience *patience) noexcept nogil:
+                     _interrupt.StopCondition *stop) noexcept nogil:
         cdef int64_t k
         cdef int code
-        # Whatever takes O(pairs), a refresh or a jump, rebases bins; with very many utilities any step is slow.
+        # Every operation that takes O(pairs), a refresh or a jump, rebases bins. With many utilities any step is slow.
         cdef int64_t *work = &self.counters.rebases if self.model.n_utilities < 256 else &self.counters.steps
         for k in range(n):
             if self.far:
                 self.prefetch(records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
-            if code != _kkt.OK or _interrupt.enough(patience, k, work[0]):
+            if code != _kkt.OK or _interrupt.must_stop(stop, k, work[0]):
                 return code
         return _kkt.OK
 
@@ -485,7 +484,7 @@ cdef class LazyCore(Core):
         }
 
     def restore(self, state):
-        """Put back what `state` gave, on a core of the same layout; sizes must be right."""
+        """Restore what `state` returned for a core of the same layout; sizes are not checked."""
         super().restore(state)
         for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
             self.members[name] = values
@@ -497,7 +496,7 @@ cdef class LazyCore(Core):
 
     cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
                               int64_t n) noexcept nogil:
-        """Ask for what later steps will read: first the record, then what it points to, then what that points to."""
+        """Prefetch what later steps read: first the record, then its pair and next state, then the pair's state."""
         cdef const _model.Head *h
         if k + 3 * AHEAD < n:
             _random.dpdl_prefetch_read(_model.head(&self.model, records[k + 3 * AHEAD]))
@@ -512,7 +511,7 @@ cdef class LazyCore(Core):
     def summary(self, double divisor=1.0):
         """(Sum of x over the iterates before each step taken, divided; logarithm of the present x).
 
-        Both in one pass over the members, which takes as long as reading them does; nothing is changed.
+        Both are computed in one pass over the members; nothing is changed.
         """
         sums, logs = np.empty(self.lazy.n), np.empty(self.lazy.n)
         cdef double[::1] x_sum = sums, log_x = logs
@@ -546,14 +545,14 @@ cdef class LazyCore(Core):
         return self.summary()[0]
 
     @property
-    def kept_sums(self):
+    def running_sums(self):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
 
     def bare_loop(self, int64_t n):
-        """What no step with one utility can avoid, n times: a draw, the gathers, two exponentials. Changes nothing.
+        """The least work of a step with one utility, n times: a draw, the memory accesses, two exponentials.
 
-        The yardstick of the benchmarks; returns a number that depends on all of it.
+        The baseline of the benchmarks. Does not change the iterate; returns a number that depends on all of the work.
         """
         cdef int64_t records[BLOCK]
         cdef int32_t nowhere[BLOCK]

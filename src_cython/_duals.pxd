@@ -1,7 +1,7 @@
 """The two dual variables: V (Euclidean step, box) and lam (entropic step, simplex of radius R_L), with their averages.
 
-Averages count the starting point and not the point after the last update, so an entry's value is added to its sum
-just before it changes, once for every step it has stood.
+Averages include the starting point and not the point after the last update, so just before an entry changes, its value
+is added to its sum once for every step since its last change.
 """
 
 from libc.math cimport exp, log
@@ -12,10 +12,10 @@ from _sums cimport Sum, add
 ctypedef struct Value:          # V of one state
     double v
     Sum sum                     # of V over the steps before `since`
-    int64_t since               # the step from which v has stood
+    int64_t since               # the step of the last change of v
 
 ctypedef struct Multiplier:     # lam of one utility
-    double log                  # master copy: a multiplier that decays to e^-1000 comes back when its gradient turns
+    double log                  # lam is derived from it: lam may decay to e^-1000 and grow again
     double lam
     Sum sum
 
@@ -30,7 +30,7 @@ cdef inline double advantage(double r, const double *u, int64_t n, double V_s, d
     return total
 
 
-cdef inline void settle_value(Value *row, int64_t now) noexcept nogil:
+cdef inline void catch_up_value(Value *row, int64_t now) noexcept nogil:
     """Bring the sum of one state up to the steps before `now`."""
     if now > row.since:
         add(&row.sum, row.v * <double> (now - row.since))
@@ -44,9 +44,9 @@ cdef inline double clip(double v, double radius) noexcept nogil:
 cdef inline void update_V(Value *V, int64_t now, int64_t initial, int64_t s, int64_t s_next, double weight,
                           double gamma, double rate, double radius) noexcept nogil:
     """V <- clip(V - rate (1[s0] + w (gamma 1[s'] - 1[s])), -R_V, R_V); the three states may coincide."""
-    settle_value(&V[initial], now)
-    settle_value(&V[s], now)
-    settle_value(&V[s_next], now)
+    catch_up_value(&V[initial], now)
+    catch_up_value(&V[s], now)
+    catch_up_value(&V[s_next], now)
     V[initial].v -= rate
     V[s_next].v -= rate * (weight * gamma)
     V[s].v += rate * weight
@@ -75,5 +75,5 @@ cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double 
         total += exp(lam[i].log - top)
     scale = log(total / radius)
     for i in range(n):
-        lam[i].log = (lam[i].log - top) - scale      # top may be large: it must cancel before anything is added
+        lam[i].log = (lam[i].log - top) - scale      # in this order: top may be large and must cancel first
         lam[i].lam = exp(lam[i].log)

@@ -1,6 +1,6 @@
-"""The eager step: Algorithm 1 as it stands, O(1 + I) when only the sampled pair moves and O(pairs) otherwise.
+"""The eager step: Algorithm 1 as stated, O(1 + I) when only the sampled pair moves and O(pairs) otherwise.
 
-Kept as the compiled oracle and the opponent of the lazy core. log_x is the master copy; x = exp(log_x) is derived.
+The oracle for tests of the lazy core, and its baseline in benchmarks. x = exp(log_x) is derived from log_x.
 """
 
 from libc.math cimport exp
@@ -45,7 +45,7 @@ cdef inline int moments_at(void *context, double beta, Moments *m) noexcept nogi
     return OK
 
 
-cdef inline void settle_x(Eager *e, int64_t i, int64_t now) noexcept nogil:
+cdef inline void catch_up_x(Eager *e, int64_t i, int64_t now) noexcept nogil:
     if now > e.since[i]:
         add(&e.sum[i], e.x[i] * <double> (now - e.since[i]))
         e.since[i] = now
@@ -76,12 +76,12 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
     pair.log_free = e.log_x[j] + step
     capped = pair.log_free >= pair.log_cap
 
-    # Case 1, from the kept sums: nothing but pair j moves.
+    # Case 1, from the running sums: nothing but pair j moves.
     x_new = exp(pair.log_cap if capped else pair.log_free)
     if (not (capped and is_nearly_all(x_new, pair.c, m.B1, m.B2))
             and value(&e.total) + (x_new - x_old) <= m.B1 * (1.0 + TOLERANCE)
             and value(&e.weighted) + pair.c * (x_new - x_old) <= m.B2 * (1.0 + TOLERANCE)):
-        settle_x(e, j, now)
+        catch_up_x(e, j, now)
         e.x[j] = x_new
         e.log_x[j] = pair.log_cap if capped else pair.log_free
         add(&e.total, x_new)
@@ -97,7 +97,7 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
     if u.code != OK:
         return u.code
     for i in range(e.n):
-        settle_x(e, i, now)
+        catch_up_x(e, i, now)
         if i != j:
             e.log_x[i] -= u.alpha + e.c[i] * u.beta
             e.x[i] = exp(e.log_x[i])
@@ -114,7 +114,7 @@ cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) n
     """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
     cdef const double *u = utilities(h)
     cdef int64_t j = h.pair, s = e.state[h.pair], s_next = h.s_next
-    cdef int64_t now = e.counters.steps + 1        # the old iterate counts in every average up to this step
+    cdef int64_t now = e.counters.steps + 1         # averages over the steps before `now` include the old iterate
     cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
     cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, e.V[s_next].v, e.lam, m.V_here,
                                          m.V_next, m.margin)

@@ -7,14 +7,14 @@ def x_update(log_x, c, double log_cap, int64_t j, double step, double B1, double
     x_values, c = np.exp(new), np.ascontiguousarray(c, dtype=np.float64)
     cdef _kkt.Update u
     find(new, x_values, c, log_cap, j, step, B1, B2, &u)
-    if u.kind > 1:      # a - 0.0 would be harmless but for its sign
+    if u.kind > 1:      # subtracting 0.0 would change the sign of -0.0
         new -= u.alpha + c * u.beta
     new[j] = u.log_x
     return XUpdate(new, u.alpha, u.beta, u.kind, bool(u.capped), u.iterations, u.code)
 
 
 def find_root(log_x, c, double log_cap, int64_t j, double step, double B1, double B2):
-    """The multipliers of an x-update alone: what its root finder costs."""
+    """Only the multipliers of an x-update, to time the root finder."""
     cdef _kkt.Update u
     find(log_x, np.exp(log_x), c, log_cap, j, step, B1, B2, &u)
     return Root(u.alpha, u.beta, u.iterations, u.code)

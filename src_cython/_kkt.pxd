@@ -10,13 +10,13 @@ alpha, and the dual is concave. So the four cases of the paper, capped or not, a
     G(0) <= B2: beta = 0       (case 1 if alpha = 0, else case 2)
     otherwise:  G(beta) = B2   (case 3 if alpha = 0, else case 4)
 
-The caller provides the sums over i != j as a function of beta, so the same search serves a dense vector and binned
-moments.
+The caller provides the sums over i != j as a function of beta, so the same search works for a dense vector and for
+binned moments.
 
-Ties. While j is held at its cap the others share what that leaves, B1 - cap and B2 - c_j cap; their sums are compared
-with it relative to it, however little it is, because the logarithms of the others depend on their ratio. A cap that
-leaves less than TIE of a bound (c_j cap = B2 whenever N = 1) cannot be told from one that leaves nothing, and then the
-sum implies it: `effective_log_cap` drops it, and x_j stays below it to that accuracy.
+Ties. While j is at its cap, the bounds of the others are B1 - cap and B2 - c_j cap. Their sums are compared with these
+to a relative accuracy, even if these are small, because the logarithms of the others depend on the ratio. A cap that
+leaves less than TIE of a bound (c_j cap = B2 whenever N = 1) cannot be distinguished from one that leaves nothing. The
+sum then implies the cap: `effective_log_cap` drops it, and x_j stays below it to that accuracy.
 """
 
 from libc.math cimport INFINITY, exp, fabs, isfinite, log, log1p, sqrt
@@ -27,8 +27,8 @@ cdef enum:
 cdef enum Code:
     OK = 0
     NO_CONVERGENCE = 1      # MAX_ITERATIONS evaluations without reaching the tolerance
-    NOT_FINITE = 2          # a NaN or an infinity where none can be
-    OUT_OF_REACH = 3        # the sums cannot be evaluated that far from the present frame (binned sums only)
+    NOT_FINITE = 2          # a NaN or an infinity in a sum
+    OUT_OF_REACH = 3        # beta is too large for the series (binned sums only)
 
 cdef extern from *:
     """
@@ -38,15 +38,15 @@ cdef extern from *:
     """
     # Constraints hold to this relative accuracy: some dozens of roundings.
     const double TOLERANCE "DPDL_TOLERANCE"
-    # Above the rounding of a cap, 2^-53 |log cap|; below the accuracy that is asked of a solution, 1e-12.
+    # Above the rounding of a cap, 2^-53 |log cap|; below the required accuracy of a solution, 1e-12.
     const double TIE "DPDL_TIE"
-    # A cap that leaves less of a bound than this: the kept sums, known to 1e-15, do not tell what the others hold.
+    # If a cap leaves less of a bound than this, the running sums, accurate to 1e-15, do not determine the others' sums.
     const double LITTLE "DPDL_LITTLE"
 
 ctypedef struct Pair:           # the sampled coordinate
     double c                    # 1 / mu_hat
     double log_cap
-    double log_free             # log(y_j exp(step)): where it would go alone
+    double log_free             # log(y_j exp(step)): its value without constraints
 
 ctypedef struct Moments:        # over i != j, at some beta
     double s0                   # sum y_i exp(-c_i beta)
@@ -58,8 +58,8 @@ ctypedef struct Response:       # the best x for a given beta
     double x                    # of pair j
     double log_x
     bint capped
-    double weighted             # G = sum c x, without the share of a j that is held at its cap
-    double bound                # B2 less that share
+    double weighted             # G = sum c x, without c_j x_j if j is at its cap
+    double bound                # B2, less c_j x_j if j is at its cap
     double slope                # dG/dbeta, <= 0
 
 ctypedef struct Update:         # the solution
@@ -78,13 +78,13 @@ ctypedef int (*MomentsAt)(void *context, double beta, Moments *out) noexcept nog
 
 
 cdef inline double effective_log_cap(double log_cap, double c, double B1, double B2) noexcept nogil:
-    """The cap of a pair if it can bind, else one that never does: above what either sum leaves to one pair."""
+    """The cap of a pair if it can bind, else one above the largest x that either sum allows."""
     cdef double most = B1 if B1 < B2 / c else B2 / c
     return log_cap if log_cap < log(most) - TIE else log(2.0 * B1)
 
 
 cdef inline bint is_nearly_all(double x, double c, double B1, double B2) noexcept nogil:
-    """Whether a pair at x leaves so little to the others that their sums must be taken by themselves."""
+    """Whether a pair at x leaves so little to the others that their sums must be computed directly."""
     return B1 - x < LITTLE * B1 or B2 - c * x < LITTLE * B2
 
 
@@ -116,7 +116,7 @@ cdef inline void respond(double log_free, double c, double log_cap, const Moment
             q.weighted = m.s1 + c * q.x
             q.slope = -m.s2 - c * (c * q.x)
             return
-    # Free: x_j : s0 share B1 in proportion exp(log_free) : s0; the larger one goes into the logarithm first.
+    # Free: x_j and the others share B1 in proportion exp(log_free) : s0; factor the larger one out of the logarithm.
     log_s0 = log(m.s0) if m.s0 > 0.0 else -1e308
     if log_free > log_s0:
         q.alpha = log_free + log1p(m.s0 * exp(-log_free)) - log(B1)
@@ -148,7 +148,10 @@ cdef inline void store(Update *u, const Response *q, const Moments *m, double be
 
 
 cdef inline double between(double low, double high) noexcept nogil:
-    """A point inside a bracket of nonnegative numbers, found by ratio where its ends lie orders of magnitude apart."""
+    """A point inside a bracket of nonnegative numbers: the geometric mean if the ends are far apart, else the midpoint.
+
+    A bracket that begins at 0 is divided by 1024.
+    """
     if low == 0.0:
         return high * 0.0009765625
     return sqrt(low) * sqrt(high) if high > 16.0 * low else 0.5 * (low + high)
@@ -158,14 +161,14 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
                        Update *u) noexcept nogil:
     """Find the multipliers; c_min is a lower bound of all c, and the cap of j an effective one.
 
-    Newton on log(G) = log(bound), both without what a capped j holds. Where alpha = 0 that function is convex and
-    decreasing, so Newton from the left climbs to the root without overshooting.
+    Newton on log(G) = log(bound), both without c_j x_j if j is at its cap. Where alpha = 0 that function is convex and
+    decreasing, so Newton from the left converges to the root without overshooting.
 
     Invariant of the loop: G(origin + low) > B2 >= G(origin + high); the root lies in (low, high]. A Newton step that
     leaves the bracket, or follows one that did not halve the excess, is replaced by bisection: the slope is a
-    difference that loses its meaning when all c are nearly equal. beta is kept as origin + offset because near the
-    point where j leaves its cap, c_j beta cancels against a step that may be 10^6: measuring from that point (`leave`)
-    keeps x_j exact.
+    difference that cancels when all c are nearly equal. beta is stored as origin + offset because near the point where
+    j leaves its cap, c_j beta cancels against a step that may be 10^6: with that point (`leave`) as the origin, x_j is
+    exact.
     """
     cdef Moments m
     cdef Response q
@@ -186,7 +189,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         return
     # Beyond leave, G(beta) <= (s1(0) + c_j min(cap, y_j exp(step))) exp(-c_min (beta - leave)), whatever alpha is.
     beyond = 1.01 * log1p((m.s1 + j.c * exp(log_cap if leave > 0.0 else j.log_free)) / B2) / c_min
-    # leave may be so large that it absorbs beyond.
+    # leave may be so large that adding beyond does not change it.
     high = leave * (1.0 + TOLERANCE) + beyond if leave > 0.0 else beyond
 
     excess = q.weighted - q.bound
@@ -198,8 +201,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
         offset = between(low, high) if bisect else offset + step
         if not low < offset < high:
             offset = between(low, high)
-        # Nothing left to find, be it that the bracket has closed or that G changes by less than its rounding in it:
-        # take the feasible end.
+        # If the bracket has closed, or G changes by less than its rounding in it, take the feasible end.
         if not low < offset < high or steepest * (high - low) <= 0.1 * TOLERANCE * q.bound:
             offset = high
         if low < leave - origin < offset:       # do not step over the kink
@@ -225,7 +227,7 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
             steepest = m.s2 + j.c * (j.c * q.x)
         else:
             high = offset
-        if low == leave - origin > 0.0:         # the root lies beyond: measure from here on
+        if low == leave - origin > 0.0:         # the root lies beyond leave: make that the origin
             log_free = log_cap
             high = beyond                       # nothing beyond leave was tried yet
             low = 0.0

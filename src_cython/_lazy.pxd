@@ -1,7 +1,7 @@
-"""The lazy frame: x without touching every pair when every pair moves.
+"""The lazy step: updates of all pairs at a cost that does not grow with their number.
 
 All coordinates but the sampled one move by a factor exp(-alpha - c_i beta) that depends on c_i alone. So pairs are
-sorted by c into bins, and a bin carries the factor for its members. With bin centre c_b, half-width h_b and
+sorted by c into bins, and each bin stores the factor of its members. With bin centre c_b, half-width h_b and
 d_i = (c_i - c_b)/h_b in [-1, 1],
 
     x_i = z_i exp(-shift_b - d_i tau_b),    shift_b = sum (alpha + c_b beta),    tau_b = sum h_b beta
@@ -10,27 +10,27 @@ over the steps since the bin was last rebased. Only the sampled pair's z changes
 
     sum_{i in b} d_i^p x_i = exp(-shift_b) sum_k (-tau_b)^k / k!  m_{b,k+p},    m_{b,k} = sum_{i in b} z_i d_i^k.
 
-Five operations keep this true, each O(1) or O(bins):
+Five operations maintain this; the first three are O(1) or O(bins):
 
     touch     one pair's z changes                      -> its bin's moments, its accumulator
     move      all pairs but one move                    -> every bin's shift and tau
-    sums      sum c^p x at a further shift beta         <- moments (this is what the root finder asks for)
+    sums      sum c^p x exp(-c beta) for a trial beta   <- moments (for the root finder)
     rebase    fold a bin's factor into its members' z   O(members), when tau_b passes `threshold`
-    refresh   rebase all bins, recompute kept sums      O(pairs), every `refresh` steps
+    refresh   rebase all bins, recompute running sums      O(pairs), every `refresh` steps
 
-Accuracy. Series are cut after k = DEGREE. tau_b <= `threshold` (1/4) when a step begins, and `sums` answers
+Accuracy. Series are truncated after k = DEGREE. tau_b <= `threshold` (1/4) when a step begins, and `sums` returns
 OUT_OF_REACH beyond `reach` (3/8), so the remainder is below (3/8)^DEGREE / DEGREE! = 2e-14 of m_{b,0}, and below 2e-16
-in all steps but those that jump. Moments gather one rounding a touch: at most refresh * 2^-53 of their largest value
-between two refreshes. Kept totals are compensated and re-derived from the moments at every shift, so they share that
-bound.
+in all steps but those that jump. Moments accumulate one rounding a touch: at most refresh * 2^-53 of their largest
+value between two refreshes. The running sums are compensated and recomputed from the moments at every move, so they
+have the same bound.
 
 Averages. Let P_i be the sum of f_i = x_i / z_i over the steps since the bin's last rebase. It is sum_k d_i^k q_{b,k} +
-quiet f_i, where q_{b,k} gathers exp(-shift_b) (-tau_b)^k / k! over the steps before the last shift and quiet counts the
-steps since. While z_i stands, x_i adds up to z_i times the growth of P_i. So a pair keeps P_i as it was when its z last
-changed (`mark`), and when z_i changes again, acc_i takes z_i (P_i - mark). Every part of the sum is nonnegative, and so
-is the sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a part, and with it
-that of an average however small, is below 4 refresh 2^-53: 3e-11 at the least `refresh` that is chosen by default. A
-rebase moves the sum so far to `settled`, which is compensated.
+quiet f_i, where q_{b,k} sums exp(-shift_b) (-tau_b)^k / k! over the steps before the last move and quiet counts the
+steps since. While z_i is unchanged, the sum of x_i is z_i times the growth of P_i. So a pair stores P_i at the last
+change of its z (`mark`), and when z_i changes again, acc_i increases by z_i (P_i - mark). Every term is nonnegative,
+and so is the sum; P_i grows by at least e^-5/4 a step and is at most `refresh`, so the relative error of a term, and
+hence of an average of any size, is below 4 refresh 2^-53: 3e-11 at the smallest default of `refresh`. A rebase adds the
+sum since the last one to `settled`, which is compensated.
 """
 
 from libc.math cimport exp
@@ -46,7 +46,7 @@ cdef enum:
     DEGREE = 12
     N_MOMENTS = 13      # DEGREE + 1
     ROW = 16            # a bin's moments start on a cache line
-    AHEAD = 16          # members of a bin lie all over memory: ask for them so many before they are needed
+    AHEAD = 16          # members of a bin are scattered in memory: prefetch this many ahead
 
 cdef extern from *:
     """
@@ -56,7 +56,7 @@ cdef extern from *:
     const double *INVERSE "dpdl_inverse"     # 1 / k
 
 ctypedef struct Member:         # one pair, one cache line
-    double log_z                # master copy: x may fall to e^-5000 and come back
+    double log_z                # z is derived from it: x may fall to e^-5000 and grow again
     double z                    # exp(log_z)
     double acc                  # sum of x from the bin's last rebase to the last change of z
     double mark                 # P at the last change of z
@@ -82,17 +82,17 @@ ctypedef struct Lazy:
     double *moment              # m[ROW b + k]
     double *past                # q[ROW b + k]
     double *trial               # exp(-c_b beta), workspace of sums
-    int64_t since               # the step of the last shift or rebase of all: quiet = now - since
+    int64_t since               # the step of the last move or rebase_all: quiet = now - since
     Sum total                   # sum x
     Sum weighted                # sum c x
     double threshold            # of tau: a bin beyond it is rebased
-    double reach                # of tau: the series answer up to here
+    double reach                # of tau: the series are accurate up to here
     int64_t refresh
     int64_t next_refresh
     Counters *counters
-    Member *sampled             # whose share x_old `sums` leaves out
+    Member *sampled             # the pair that `sums` leaves out, with its x_old
     double x_old
-    bint exact                  # whether `sums` adds up the pairs themselves
+    bint exact                  # whether `sums` sums over the pairs instead of the moments
 
 
 cdef inline double fraction(const Lazy *f, const Member *i) noexcept nogil:
@@ -109,7 +109,7 @@ cdef inline double log_of(const Lazy *f, const Member *i) noexcept nogil:
 
 
 cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
-    """sum_k d_i^k q_{b,k}: the sum of f_i over the steps before the last shift."""
+    """sum_k d_i^k q_{b,k}: the sum of f_i over the steps before the last move."""
     cdef const double *q = f.past + ROW * i.bin
     cdef double even, odd, square = i.d * i.d
     cdef int k
@@ -117,7 +117,7 @@ cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
         return q[0]
     even = q[DEGREE]
     odd = q[DEGREE - 1]
-    for k in range(DEGREE - 2, 0, -2):      # two short chains instead of a long one
+    for k in range(DEGREE - 2, 0, -2):      # two independent chains of operations run in parallel
         even = even * square + q[k]
         odd = odd * square + q[k - 1]
     return even * square + q[0] + i.d * odd
@@ -126,8 +126,7 @@ cdef inline double past_of(const Lazy *f, const Member *i) noexcept nogil:
 cdef inline double visits(const Lazy *f, const Member *i, double frac, int64_t now) noexcept nogil:
     """P_i: the sum of f_i over the steps since the bin's last rebase and before `now`; frac = f_i.
 
-    The one place that computes it: two of them would differ by a rounding, which a large z turns into visits that
-    never were.
+    Everything that needs P_i calls this: two expressions could differ by a rounding, which a large z would amplify.
     """
     cdef double total = frac * <double> (now - f.since)
     if f.past[ROW * i.bin] != 0.0:
@@ -203,9 +202,9 @@ cdef inline void sums_of_bins(Lazy *f, double beta, Moments *m) noexcept nogil:
 
 
 cdef inline void sums_of_others(Lazy *f, double beta, Moments *m) noexcept nogil:
-    """The same by direct summation, without the sampled pair, for a beta that the series do not reach.
+    """The same by direct summation, without the sampled pair, for a beta out of reach of the series.
 
-    Every bin must be freshly rebased.
+    All bins must have been rebased since the last move.
     """
     cdef int64_t k
     cdef Member *i
@@ -221,10 +220,10 @@ cdef inline void sums_of_others(Lazy *f, double beta, Moments *m) noexcept nogil
 
 
 cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
-    """What the root finder asks for: sums over all pairs but the sampled one, shifted by beta.
+    """The sums of the root finder: sum c^p x exp(-c beta) over all pairs but the sampled one.
 
-    beta = 0 is answered in the same way as any other, not from the kept sums: a jump of one rounding between the two
-    would leave the root finder without a root.
+    beta = 0 is computed like any other beta, not from the running sums: a difference of one rounding between the two
+    could leave the root finder without a root.
     """
     cdef Lazy *f = <Lazy *> context
     cdef int64_t b
@@ -237,14 +236,14 @@ cdef inline int sums(void *context, double beta, Moments *m) noexcept nogil:
             return OUT_OF_REACH
     sums_of_bins(f, beta, m)
     x = f.x_old * exp(-c * beta)
-    # The difference may round below zero when the sampled pair holds everything.
+    # The difference may round below zero when the sampled pair has nearly all of the mass.
     m.s0 = m.s0 - x if m.s0 > x else 0.0
     m.s1 = m.s1 - c * x if m.s1 > c * x else 0.0
     m.s2 = m.s2 - c * (c * x) if m.s2 > c * (c * x) else 0.0
     return OK
 
 
-cdef inline void settle_bins(Lazy *f, int64_t now) noexcept nogil:
+cdef inline void catch_up_bins(Lazy *f, int64_t now) noexcept nogil:
     """Bring q up to the steps before `now`. Invariant: quiet = now - since = 0 afterwards."""
     cdef int64_t b
     cdef int k
@@ -262,7 +261,7 @@ cdef inline void settle_bins(Lazy *f, int64_t now) noexcept nogil:
 
 
 cdef inline void rebase(Lazy *f, int64_t b, int64_t now) noexcept nogil:
-    """Fold the factor of a bin into its members' z and start its moments and sums afresh.
+    """Fold the factor of a bin into its members' z, and recompute its moments; acc, mark and q become zero.
 
     Invariant: x of every member, and the sum of it over the steps before `now`, are the same before and after.
     """
@@ -298,7 +297,7 @@ cdef inline void rebase_all(Lazy *f, int64_t now) noexcept nogil:
 
 
 cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
-    """Rebase every bin and recompute the kept sums from the pairs."""
+    """Rebase every bin and recompute the running sums from the pairs."""
     cdef Sum total, weighted
     cdef int64_t k
     cdef Member *i
@@ -316,23 +315,24 @@ cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
 
 
 cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept nogil:
-    """Shift all pairs by exp(-alpha - c beta), and rebase the bins that went past the threshold."""
+    """Multiply x of all pairs by exp(-alpha - c beta), and rebase the bins that pass the threshold."""
     cdef int64_t b
-    settle_bins(f, now)
+    catch_up_bins(f, now)
     for b in range(f.n_bins):
         f.shift[b] += alpha + f.centre[b] * beta
         f.factor[b] = exp(-f.shift[b])
     for b in range(f.n_wide):
         f.tau[b] += f.half[b] * beta
     for b in range(f.n_bins):
-        # A long shift is harmless to the series, but P still holds the factors from before: what it grows by is lost.
+        # A large shift does not harm the series, but P has terms from when the factor was larger: growth by small
+        # terms would be lost to rounding.
         if f.tau[b] > f.threshold or f.shift[b] > 4.0 * f.threshold:
             rebase(f, b, now)
 
 
 cdef inline void move_alone(Lazy *f, Member *j, double log_z, double z, double dx, double frac,
                             int64_t now) noexcept nogil:
-    """Case 1: one pair moves, and the kept sums with it."""
+    """Case 1: only one pair moves; update the running sums."""
     touch(f, j, log_z, z, frac, now)
     add(&f.total, dx)
     add(&f.weighted, j.c * dx)
@@ -347,7 +347,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
     cdef double log_z = j.log_z + step, lift = f.shift[j.bin] + j.d * f.tau[j.bin], x_new, z
     cdef bint capped = log_z - lift >= j.log_cap
 
-    # Case 1, from the kept sums: nothing but pair j moves.
+    # Case 1, from the running sums: nothing but pair j moves.
     if capped:
         log_z = j.log_cap + lift
     z = exp(log_z)
@@ -379,7 +379,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double x_old, doubl
         return u.code
     f.counters.capped += u.capped
     f.counters.iterations += u.iterations
-    if u.kind == 1:         # within rounding of a bound the solver may still find that all others stay
+    if u.kind == 1:         # within rounding of a bound the solver may still find that no other pair moves
         move_alone(f, j, u.log_x + lift, exp(u.log_x + lift), u.x - x_old, fraction(f, j), now)
         return OK
     move(f, u.alpha, u.beta, now)
@@ -399,7 +399,7 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     cdef const double *u = utilities(h)
     cdef Member *j = &f.member[h.pair]
     cdef int64_t s = j.state, s_next = h.s_next
-    cdef int64_t now = f.counters.steps + 1         # the old iterate counts in every average up to this step
+    cdef int64_t now = f.counters.steps + 1         # averages over the steps before `now` include the old iterate
     cdef double frac = fraction(f, j)
     cdef double x_old = j.z * frac
     cdef double weight = j.c * x_old                # w = x(s,a) / mu_hat(s,a)

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-# One logged transition, as packed by dpdl.data.records: 16 + 8 I bytes in one place, not one column here and one there.
-#     int32 pair    coordinate of (s, a) among the pairs that the run keeps
+# One logged transition, as packed by dpdl.data.records: 16 + 8 I contiguous bytes.
+#     int32 pair    index of the coordinate of (s, a)
 #     int32 s_next
 #     double r
 #     double u[I]
@@ -34,9 +34,9 @@ ctypedef struct Counters:
     int64_t[4] cases            # steps in each case of the x-update
     int64_t capped              # steps that left the sampled pair at its cap
     int64_t iterations          # evaluations of the root finder
-    int64_t refreshes           # full recomputations of the kept sums
+    int64_t refreshes           # full recomputations of the running sums
     int64_t rebases             # bins whose factor was folded into their members (lazy core only)
-    int64_t jumps               # x-updates that the binned sums cannot answer, solved by summation (lazy core only)
+    int64_t jumps               # x-updates out of reach of the binned sums, solved by direct summation (lazy core only)
 
 
 cdef inline const Head *head(const Model *m, int64_t record) noexcept nogil:

@@ -26,7 +26,7 @@ cdef extern from *:
         return p11 + (p01 >> 32) + (p10 >> 32) + (middle >> 32);
     }
     #endif
-    /* Without the empty asm the compiler takes a function that only prefetches for one without effect, and drops it. */
+    /* Without the empty asm the compiler removes a function that only prefetches, because it has no effect. */
     #if defined(__GNUC__)
     static inline void dpdl_prefetch(const void *p) { __builtin_prefetch(p, 1); __asm__ __volatile__(""); }
     static inline void dpdl_prefetch_read(const void *p) { __builtin_prefetch(p, 0); __asm__ __volatile__(""); }
@@ -60,7 +60,7 @@ ctypedef struct Draws:
 
 
 cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
-    """A uniform integer in 0 .. n - 1 by multiplication and rejection (Lemire 2019): exact, never modulo-biased."""
+    """A uniform integer in 0 .. n - 1 by multiplication and rejection (Lemire 2019), without bias."""
     cdef uint64_t low, high, threshold
     if n <= 1:
         return 0
@@ -82,7 +82,7 @@ cdef inline int64_t next_record(Draws *d) noexcept nogil:
     if d.order == TRAJECTORY:
         return k
     # Fisher-Yates, one exchange a step: a uniform permutation stays uniform when it is shuffled again,
-    # so an epoch starts from whatever the last one left.
+    # so an epoch starts from the permutation of the last one.
     j = k + <int64_t> bounded(d.bits, <uint64_t> (d.n_records - k))
     chosen = d.permutation[j]
     d.permutation[j] = d.permutation[k]

@@ -1,4 +1,4 @@
-"""Random draws as Python sees them: the draws of a run, alias tables, bounded integers, trajectories."""
+"""Python interface of random draws: the draws of a run, alias tables, bounded integers, trajectories."""
 
 
 cdef class Sampler:

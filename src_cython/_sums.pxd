@@ -1,8 +1,8 @@
-"""Sums that change by one term at a time, kept without drift."""
+"""Compensated sums that change by one term at a time."""
 
 ctypedef struct Sum:
     double high     # the rounded sum
-    double low      # what rounding took from it so far
+    double low      # accumulated rounding error
 
 
 cdef inline void add(Sum *s, double term) noexcept nogil:

@@ -1,4 +1,4 @@
-"""A run in which everything happens that a checkpoint must hold, and processes that live only to be killed."""
+"""A run that uses everything that a checkpoint stores, and processes to be killed."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def greedy_log(n_states=12, n_actions=4, n_records=300, *, seed=1, n_utilities=2
 LOG = greedy_log()
 RHO0 = np.arange(1, 13) / 78
 T = 6000
-# All four cases of the x-update, rebases, and a refresh every 97 steps, which is no divisor of anything here.
+# All four cases of the x-update, rebases, and a refresh every 97 steps, which divides no other number here.
 GOOD = {
     "gamma": 0.8,
     "psi": 6.0,
@@ -60,7 +60,7 @@ def break_off(path, n_steps, *, log=LOG, **changes):
 
 
 def nudge(path, log):
-    """Go on with a run by a step or a few, which leaves thousands of draws that were made ahead."""
+    """Resume a run for a step or a few, which leaves thousands of draws that were made ahead."""
 
     def press(result):
         raise KeyboardInterrupt
@@ -76,10 +76,10 @@ def bits(result):
     return [array.tobytes() for array in arrays], result.n_steps, result.diagnostics
 
 
-class Mother:
-    """A process that has everything loaded and forks a child for every call, so that lives are cheap.
+class ForkServer:
+    """A process that has everything loaded and forks a child for every call, so that starting one is cheap.
 
-    `bear` names a function of this module and its arguments, and returns the child's process number; `bury` waits for
+    `fork` names a function of this module and its arguments, and returns the child's process number; `wait` waits for
     the child and returns its exit code, negative if a signal ended it.
     """
 
@@ -91,12 +91,12 @@ class Mother:
         )
         return self
 
-    def bear(self, name, *arguments):
+    def fork(self, name, *arguments):
         self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
-    def bury(self):
+    def wait(self):
         return int(self.process.stdout.readline())
 
     def __exit__(self, *exception):
@@ -127,6 +127,6 @@ def begin_endless(path, order):
     run(T=10**12, order=order, checkpoint=path, every=0, chunk=40, progress=False)
 
 
-def go_on_endlessly(path):
-    """Go on with a run in the same way."""
+def resume_endless(path):
+    """Resume a run in the same way."""
     resume(path, LOG, every=0, chunk=40, progress=False)

@@ -27,7 +27,7 @@ from dpdl.data.reference import Reference, estimate_reference
 from dpdl.lasting import checkpoint, checkpoint_file
 from dpdl.result import Status
 from dpdl.settings import Settings
-from long_runs import GOOD, LOG, RHO0, Mother, T, bits, break_off, greedy_log, run
+from long_runs import GOOD, LOG, RHO0, ForkServer, T, bits, break_off, greedy_log, run
 from problems import ORDERS, random_log
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
@@ -225,10 +225,10 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
     run(T=10**12, order=order, step_limit=10, checkpoint=path)
     steps = [10]
     seen = set()
-    with Mother() as mother:
+    with ForkServer() as server:
         for k in range(n_lives):
             before, patience = identity(path), time.monotonic() + 30
-            child = mother.bear("go_on_endlessly", str(path))
+            child = server.fork("resume_endless", str(path))
             for _ in range(2 if k % 5 else 0):  # four out of five live to write what they began with, and then some
                 while identity(path) == before:
                     assert time.monotonic() < patience
@@ -236,7 +236,7 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
                 before = identity(path)
             time.sleep(rng.uniform(0, 0.015))
             os.kill(child, signal.SIGKILL)
-            assert mother.bury() == -signal.SIGKILL
+            assert server.wait() == -signal.SIGKILL
             seen.update(strays(path))
             _, arrays = checkpoint_file.read(path)
             checkpoint_file.read(path.with_name(path.name + checkpoint_file.PREVIOUS))
@@ -252,12 +252,12 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
 @posix
 def test_a_process_killed_before_its_first_checkpoint_is_complete_leaves_none(path):
     rng = np.random.default_rng(8)
-    with Mother() as mother:
+    with ForkServer() as server:
         for _ in range(20):
-            child = mother.bear("begin_endless", str(path), "replacement")
+            child = server.fork("begin_endless", str(path), "replacement")
             time.sleep(rng.uniform(0, 0.01))
             os.kill(child, signal.SIGKILL)
-            mother.bury()
+            server.wait()
             if path.exists():
                 checkpoint_file.read(path)
                 path.unlink()
@@ -635,7 +635,7 @@ NONSENSE = {
     "a factor of another shift": (put("frame", (2, 0), 0.99), "frame[2][0] = 0.99, which must lie between "),
     "moments of other pairs": (put("moments", (0, 0, 0), 7.0), "moments[0][0, 0] = 7.0, which must lie between "),
     "a past sum of the bins": (put("moments", (1, 0, 0), 1e308), "moments[1][:, 0][0] = 1e+308, which must "),
-    "a kept sum that is off": (put("sums", 0, 1.0), "sums[0] = 1.0, which must lie between "),
+    "a running sum that is off": (put("sums", 0, 1.0), "sums[0] = 1.0, which must lie between "),
     "too many rebases": (put("counters", 8, 10**9), "counter rebases = 1000000000, which must lie between "),
     "too much work": (put("counters", 6, 2**62), "counter iterations = 4611686018427387904, which must lie between "),
     "a record out of turn": (put("records_ahead", -1, 7), ", which must be "),

@@ -1,4 +1,4 @@
-"""Iterates never leave their sets, kept sums never drift, and degenerate problems are problems like any other."""
+"""Iterates never leave their sets, running sums never drift, and degenerate problems are problems like any other."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def assert_inside(run, relative):
 
 
 def assert_sums_kept(run, relative):
-    total, weighted = run.core.kept_sums
+    total, weighted = run.core.running_sums
     x = run.core.x
     assert abs(total - x.sum()) <= relative * x.sum()
     assert abs(weighted - run.layout.coordinates.c @ x) <= relative * (run.layout.coordinates.c @ x)
@@ -31,7 +31,7 @@ def test_ten_million_steps_stay_inside_and_keep_their_sums():
     run = Run("lazy", log, settings, seed=11)
     for _ in range(10**4):
         assert run.core.run(1000) == 0
-        # Constraints hold to 1e-14 after each step that meets them; kept sums gather 65,536 roundings at most.
+        # Constraints hold to 1e-14 after each step that meets them; running sums gather 65,536 roundings at most.
         assert_inside(run, 1e-9)
         assert_sums_kept(run, 1e-10)
     counts = run.core.diagnostics

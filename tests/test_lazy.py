@@ -112,7 +112,7 @@ def test_a_jump_beyond_the_reach_of_the_series_is_solved_by_summation():
 
 
 def test_many_light_pairs_and_a_few_heavy_ones_survive_their_refreshes():
-    """The kept sums and the binned ones differ by a rounding here; taken for one function they would have no root."""
+    """The running sums and the binned ones differ by a rounding here; mixed in one function they would have no root."""
     rng = np.random.default_rng(0)
     n_light, n_heavy, n_records = 10_000, 10, 200_000
     pair = np.concatenate([np.arange(n_light), n_light + rng.integers(0, n_heavy, n_records - n_light)])
@@ -192,7 +192,7 @@ def test_a_billion_steps_keep_their_invariants_and_their_averages():
         runs[refresh] = run = Run("lazy", log, settings, seed=3)
         assert run.core.run(10**9) == 0
         x = run.core.x
-        total, weighted = run.core.kept_sums
+        total, weighted = run.core.running_sums
         # The stated bound of drift: refresh * 2^-53.
         bound = (refresh or 2**16) * 2.0**-53
         assert abs(total / x.sum() - 1) < bound

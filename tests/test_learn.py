@@ -438,7 +438,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"known": "psi"}, TypeError, "known must be a collection of names, got 'psi'"),
         ({"known": 5}, TypeError, "known must be a collection of names, got 5"),
         ({"rng": -1}, ValueError, "rng must be a seed >= 0, got -1"),
-        ({"eta": 1e308}, ValueError, "is so large that in 3000 steps a number could overflow"),
+        ({"eta": 1e308}, ValueError, "is so large that a number could overflow in 3000 steps"),
         (
             {"eta": 1e300, "alpha_V": 1e-300, "alpha_x": 1e300, "alpha_lam": 1e300},
             ValueError,

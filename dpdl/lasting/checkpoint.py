@@ -16,7 +16,7 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     initial (S)                                                 distribution of the initial state
     x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
     frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
-    sums (4), steps (2)                                         running sums; steps of the last shift and next refresh
+    sums (4), steps (2)                                         running sums; steps of the last move and next refresh
     V (3, S), V_since (S), lam (4, I)                           the duals and their sums
     counters (10)                                               the diagnostics
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
@@ -167,7 +167,7 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
         n_reference=n_reference,
         known=check.choices("known", given["known"], KNOWABLE),
     )
-    layout = Layout.put_together(
+    layout = Layout.assemble(
         dataset,
         settings,
         inputs,

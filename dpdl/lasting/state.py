@@ -49,10 +49,10 @@ def restore(run: Run, arrays: Arrays) -> None:
         slack = FEASIBLE + 64 * EPS * (64 + len(layout.coordinates.c) + min(steps, refresh))
         drift = slack + 64 * EPS * steps
         _check_duals(arrays, layout, drift)
-        settled = int(arrays["steps"][0]) - steps // refresh * refresh  # steps from the last refresh to the last shift
-        _check_x(arrays, layout, settled, slack, drift)
+        n_past = int(arrays["steps"][0]) - steps // refresh * refresh  # steps from the last refresh to the last move
+        _check_x(arrays, layout, n_past, slack, drift)
         run.core.restore(arrays)
-        _check_x_sums(arrays, run, settled, slack, drift)
+        _check_x_sums(arrays, run, n_past, slack, drift)
 
 
 def _check_layout(arrays: Arrays, blank: Arrays) -> None:
@@ -67,7 +67,7 @@ def _check_layout(arrays: Arrays, blank: Arrays) -> None:
 
 
 def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
-    """The diagnostics, the steps of the last shift and of the next refresh, and of the last change of each V."""
+    """The diagnostics, the steps of the last move and of the next refresh, and of the last change of each V."""
     _within("counters", arrays["counters"], 0, 2**63 - 1)
     count = dict(zip(_core.COUNTERS, arrays["counters"].tolist(), strict=True))
     n_bins, steps, jumps = arrays["frame"].shape[1], count["steps"], count["jumps"]
@@ -79,7 +79,7 @@ def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
         ("iterations", 0, _core.MAX_ITERATIONS * steps),
         ("refreshes", refreshes, refreshes),
         ("jumps", 0, steps),
-        # A refresh rebases every bin, a jump does so once or twice, and any other shift may.
+        # A refresh rebases every bin, a jump does so once or twice, and any other move may.
         ("rebases", n_bins * (refreshes + jumps), n_bins * (refreshes + 2 * jumps + steps - count["case_1"])),
     ):
         _within(f"counter {name}", count[name], low, high)
@@ -132,11 +132,11 @@ def _check_duals(arrays: Arrays, layout: Layout, drift: float) -> None:
     _within("lam[3]", lam_low, -drift * radius_lam * steps, drift * radius_lam * steps)
 
 
-def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: float) -> None:
+def _check_x(arrays: Arrays, layout: Layout, n_past: int, slack: float, drift: float) -> None:
     """x in X; the frame, the moments and the running sums agree with its coordinates."""
     c, bins, constants = layout.coordinates.c, layout.coordinates.bins, layout.constants
     (shift, tau, factor), (log_z, z, *_) = arrays["frame"], arrays["x"]
-    _within("frame[0]", shift, 0, 4 * _core.THRESHOLD if settled else 0.0)
+    _within("frame[0]", shift, 0, 4 * _core.THRESHOLD if n_past else 0.0)
     _within("frame[1]", tau, 0, np.minimum(_core.THRESHOLD, (shift + slack) * bins.half / bins.centre))
     _within("frame[2]", factor, *_exp(-shift))
 
@@ -158,16 +158,16 @@ def _check_x(arrays: Arrays, layout: Layout, settled: int, slack: float, drift: 
     _within("moments[0]", arrays["moments"][0], moments - slack * room, moments + slack * room)
 
 
-def _check_x_sums(arrays: Arrays, run: Run, settled: int, slack: float, drift: float) -> None:
+def _check_x_sums(arrays: Arrays, run: Run, n_past: int, slack: float, drift: float) -> None:
     """Averages of x in X, and bounds on what they are computed from: q of the bins; acc, mark and settled of pairs."""
     layout, steps = run.layout, float(arrays["counters"][0])
     (shift, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
     bins, constants, since_refresh = layout.coordinates.bins, layout.constants, steps % layout.refresh
-    # q_k sums exp(-shift) (-tau)^k / k! over the settled steps, in which tau only grew; it is zero if shift is zero.
+    # q_k sums exp(-shift) (-tau)^k / k! over these n_past steps, in which tau only grew; it is zero if shift is zero.
     k = np.arange(_core.N_MOMENTS)
     series = (1 + slack) * past[:, :1] * (-tau[:, None]) ** k / [math.factorial(n) for n in k]
     series = np.pad(series, ((0, 0), (0, past.shape[1] - len(k))))
-    _within("moments[1][:, 0]", past[:, 0], 0, np.where(shift > 0, (1 + slack) * settled, 0))
+    _within("moments[1][:, 0]", past[:, 0], 0, np.where(shift > 0, (1 + slack) * n_past, 0))
     _within("moments[1]", past, np.minimum(series, 0) - TINY, np.maximum(series, 0) + TINY)
     largest = _largest_x(layout)
     room = (1 + drift) * steps * largest

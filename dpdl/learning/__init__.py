@@ -1,1 +1,1 @@
-"""Algorithm 1: from a log and settings to a core that is ready to take steps, and to a result."""
+"""Algorithm 1: preparing a run from a log and settings, and making results."""

@@ -1,7 +1,7 @@
 """Pairs sorted by c = 1/mu_hat into bins, for the lazy core (src_cython/_lazy.pxd).
 
-A value of c that many pairs share (small counts, and the floor) has a bin of its own, of width zero; the rest go into
-geometric bins whose largest c is at most twice the smallest, so that tau = half * beta grows slowly against c * beta.
+A value of c that many pairs share (small counts, and the floor) has a bin of width zero; the rest go into geometric
+bins whose largest c is at most twice the smallest, so that tau = half * beta is small compared with c * beta.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: At most so many values of c get a bin of their own, and only if so many pairs share them.
+#: Largest number of values of c with a bin of width zero, and smallest number of pairs that must share such a value.
 OWN_BINS = 4
 SHARED_BY = 8
 
@@ -54,7 +54,7 @@ class Bins:
         popular = np.argsort(-shared, kind="stable")[:OWN_BINS]
         own = np.zeros(len(values), dtype=bool)
         own[popular[shared[popular] >= SHARED_BY]] = True
-        # Powers of two from the smallest c; values with a bin of their own get labels beyond all of those.
+        # Powers of two relative to the smallest c; values with a bin of width zero get larger labels.
         label = np.floor(np.log2(values / values[0])).astype(np.int64)
         label[own] = label[-1] + 1 + np.arange(own.sum())
         _, group = np.unique(label, return_inverse=True)

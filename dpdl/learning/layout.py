@@ -1,9 +1,9 @@
-"""What a run reads and never changes, worked out and checked once before the first step.
+"""The constant data of a run, computed and checked once before the first step.
 
-A coordinate of x is a pair in the table of the log or seen by the reference. All other pairs share mu_hat = floor, are
-never sampled and move by one common factor for ever, so together they are one more coordinate, the last, that holds
-their total mass. A part of a log has the table of the whole: pairs in it that the part never visits are coordinates
-like any other, which are never sampled.
+A coordinate of x is a pair in the table of the log or in the reference. All other pairs have mu_hat = floor, are never
+sampled and always move by one common factor, so together they are one more coordinate, the last, with their total mass.
+A part of a log has the table of the whole log: pairs in it that the part does not visit are ordinary coordinates that
+are never sampled.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dpdl.settings import ESTIMATE, Resolved, Settings
 KNOWABLE = ("psi", "slater", "mixing_time")
 #: A start may exceed a bound by this much, relatively.
 FEASIBLE = 1e-9
-#: No quantity of a run may come near the range of a double.
+#: Bound of every quantity of a run, to stay inside the range of a double.
 LARGEST = 1e300
-#: Steps between two refreshes, at least: often enough to bound drift, seldom enough to be free.
+#: Smallest default of `refresh`: few enough steps to bound drift, enough to make the cost negligible.
 LEAST_REFRESH = 2**16
 
 
@@ -52,16 +52,16 @@ class InputKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """What a run is made of beside its log and its settings; checked, and copied from the caller's arrays.
+    """The inputs of a run other than its log and its settings; checked, and copied from the caller's arrays.
 
     Attributes
     ----------
     initial : array, shape (S,)
         Distribution of the initial state.
     n_reference : int or None
-        The first so many transitions are for mu_hat alone.
+        This many transitions, the first of the log, are for mu_hat only.
     reference : Reference or None
-        mu_hat from elsewhere.
+        mu_hat from other data.
     start : Point or None
         Starting point; None is the paper's.
     known : tuple of str
@@ -87,7 +87,7 @@ class Inputs:
         known: Collection[str] = (),
         knowable: tuple[str, ...] = KNOWABLE,
     ) -> Inputs:
-        """Check what a caller gave; the parameters are those of `learn`."""
+        """Check a caller's arguments; the parameters are those of `learn`."""
         check.instance("dataset", dataset, Dataset)
         known = check.choices("known", known, knowable)
         initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
@@ -109,13 +109,13 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """The coordinates of x; the last one stands for all unseen pairs, if there are any.
+    """The coordinates of x; the last one is the sum over all unseen pairs, if there are any.
 
     Attributes
     ----------
     pairs : int64 array
-        Pairs with a coordinate of their own, as s * n_actions + a: the table of the log first, in its order, so that
-        records need no translation.
+        The pairs of the other coordinates, as s * n_actions + a: the table of the log first, in its order, so that
+        `pair` of a record is the index of a coordinate.
     n_pairs : int
         S A.
     state, mu_hat, c : arrays, one entry a coordinate
@@ -133,7 +133,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, descent: Dataset, reference: Reference) -> Coordinates:
-        """Lay out the pairs of a log and of a reference."""
+        """Coordinates for the pairs of a log and of a reference."""
         pairs = np.concatenate([descent.table, np.setdiff1d(reference.pairs, descent.table, assume_unique=True)])
         n_pairs = descent.n_states * descent.n_actions
         check.indices("pairs", pairs, n_pairs, dtype=np.int64, copy=False)
@@ -145,7 +145,7 @@ class Coordinates:
 
     @property
     def n_unseen(self) -> int:
-        """Pairs behind the last coordinate; 0 if every pair was seen."""
+        """Number of pairs in the last coordinate; 0 if every pair was seen."""
         return self.n_pairs - len(self.pairs)
 
     def multiplicity(self) -> NDArray[np.int64]:
@@ -168,12 +168,12 @@ class Coordinates:
             index = np.unravel_index(unseen[different[0]], dense.shape)
             raise ValueError(
                 f"start.log_x{[int(k) for k in index]} = {values[different[0]].item()!r} differs from "
-                f"{values[0].item()!r}: pairs that the data never shows must have one common value"
+                f"{values[0].item()!r}: pairs that are not in the data must have one common value"
             )
         return np.append(seen, values[0] + np.log(self.n_unseen))
 
     def table(self, x: Array) -> SparseTable:
-        """Write coordinates of x as a table over pairs; unseen pairs share theirs equally."""
+        """Convert coordinates of x to a table over pairs; unseen pairs get equal parts of the last one."""
         n = len(self.pairs)
         return SparseTable(self.pairs, x[:n], x[n] / self.n_unseen if self.n_unseen else 0.0)
 
@@ -201,11 +201,11 @@ class Constants:
 
     @classmethod
     def of(cls, settings: Resolved, n_states: int, n_actions: int, n_utilities: int) -> Constants:
-        """Work them out."""
+        """Constants from settings and sizes."""
         return cls(
             gamma=settings.gamma,
-            # g_x holds r - V(s) + gamma V(s'). Equation (9) prints the two coefficients the other way round; they have
-            # names so that the experiments can be run with that slip, and be seen to fail.
+            # g_x has r - V(s) + gamma V(s'). Equation (9) prints the two coefficients interchanged; they are constants
+            # so that an experiment can show that the printed version fails.
             V_here=-1.0,
             V_next=settings.gamma,
             margin=(1 - settings.gamma) * settings.kappa,
@@ -219,7 +219,7 @@ class Constants:
         )
 
     def check_range(self, settings: Resolved, c_max: float) -> None:
-        """Refuse step sizes with which some logarithm could overflow within T steps.
+        """Raise a ValueError if some logarithm could overflow within T steps.
 
         A step moves log x by at most (rate_x g + 700) c_max, where g bounds c times the advantage, log lam by
         rate_lam w (1 + margin), and V by rate_V (1 + w), with w <= psi/(1-gamma).
@@ -233,23 +233,23 @@ class Constants:
         ):
             if not growth < LARGEST:
                 raise ValueError(
-                    f"eta/{name} = {step:g} with 1/mu_hat up to {c_max:g} is so large that in {settings.T} steps "
-                    "a number could overflow"
+                    f"eta/{name} = {step:g} with 1/mu_hat up to {c_max:g} is so large that a number could overflow "
+                    f"in {settings.T} steps"
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A run but for its randomness: log, settings, mu_hat, coordinates, constants and start. Shared by threads.
+    """The deterministic part of a run: log, settings, mu_hat, coordinates, constants and start. Shared by threads.
 
     Attributes
     ----------
     dataset, descent : Dataset
         The log, and the part of it that steps read.
     settings : Resolved
-        Settings with nothing left open.
+        The resolved settings.
     inputs : Inputs
-        What else the caller gave; its `reference` is None unless it came from elsewhere.
+        The other inputs; `reference` in it is None unless the caller gave one.
     mixing_time_estimated : bool
         Whether settings.mixing_time was estimated from this log.
     reference : Reference
@@ -274,14 +274,14 @@ class Layout:
 
     @classmethod
     def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Layout | None = None) -> Layout:
-        """Check everything that could be wrong with a run, and lay it out.
+        """Build and check the layout of a run.
 
         Parameters
         ----------
         dataset, settings, inputs
             Log, settings (T may follow from eps) and inputs.
         like : Layout, optional
-            A layout of the same log and inputs; what does not depend on the settings that differ is shared with it.
+            A layout of the same log and inputs; mu_hat and coordinates are shared with it if the floor is the same.
         """
         check.same_discount(dataset.units.gamma, settings.gamma)
         estimated = settings.mixing_time == ESTIMATE
@@ -297,12 +297,12 @@ class Layout:
         elif reference is None:
             n = inputs.n_reference
             reference = estimate_reference(dataset if n is None else dataset[:n], resolved.floor)
-        layout = cls.put_together(dataset, resolved, inputs, estimated, reference, coordinates, inputs.start is None)
+        layout = cls.assemble(dataset, resolved, inputs, estimated, reference, coordinates, inputs.start is None)
         layout.start()  # raises if it is not feasible
         return layout
 
     @classmethod
-    def put_together(
+    def assemble(
         cls,
         dataset: Dataset,
         settings: Resolved,
@@ -312,10 +312,10 @@ class Layout:
         coordinates: Coordinates | None,
         default_start: bool,
     ) -> Layout:
-        """Make a layout of parts that were checked."""
+        """Make a layout from checked parts."""
         descent = dataset if inputs.n_reference is None else dataset[inputs.n_reference :]
         if settings.order == "shuffle" and len(descent) > INT32_MAX:
-            raise ValueError(f"order 'shuffle' keeps a permutation of at most {INT32_MAX} records, got {len(descent)}")
+            raise ValueError(f"order 'shuffle' is limited to {INT32_MAX} records, got {len(descent)}")
         coordinates = coordinates or Coordinates.of(descent, reference)
         constants = Constants.of(settings, dataset.n_states, dataset.n_actions, dataset.n_utilities)
         constants.check_range(settings, float(coordinates.c.max()))
@@ -333,7 +333,7 @@ class Layout:
 
     @property
     def records(self) -> NDArray[np.uint8]:
-        """Packed records as the core reads them: rows of bytes, never a copy, even of every third record."""
+        """Packed records as rows of bytes, always a view, also of a log that was sliced with a step."""
         return self.descent.records[:, None].view(np.uint8)
 
     @cached_property
@@ -344,12 +344,12 @@ class Layout:
 
     @property
     def refresh(self) -> int:
-        """Steps between full recomputations of kept sums."""
+        """Steps between full recomputations of running sums."""
         return self.settings.refresh or max(LEAST_REFRESH, 4 * len(self.coordinates.c))
 
     @property
     def facts(self) -> Facts:
-        """What the premises of the theorems ask about."""
+        """Facts for the premises of the theorems."""
         settings, data = self.settings, self.dataset
         # One trajectory is fresh only in its own order; independent transitions also without replacement.
         fresh_orders = ("shuffle", "trajectory") if data.kind == "independent" else ("trajectory",)
@@ -396,7 +396,7 @@ class Layout:
 
     def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:
         each, constants, A = self.coordinates, self.constants, self.dataset.n_actions
-        with np.errstate(over="ignore"):  # a start beyond the range of exp is infeasible, and is said to be
+        with np.errstate(over="ignore"):  # infinity exceeds every bound below
             x, lam = np.exp(log_x), np.exp(log_lam)
         log_cap = self.log_cap
         worst = int(np.argmax(log_x - log_cap))
@@ -418,7 +418,7 @@ class Layout:
 
 
 def estimated_mixing_time(dataset: Dataset, delta: float) -> float:
-    """The upper confidence bound, at least one step; a log that gives none is refused."""
+    """The upper confidence bound, at least one step; ValueError if the log is too short for one."""
     if dataset.kind == "independent":
         raise ValueError("mixing_time cannot be estimated: the data set holds independent transitions; see its starts")
     found = estimate_mixing_time(dataset, delta=delta)

@@ -1,4 +1,4 @@
-"""A run: a layout, the core that takes its steps, and the making of results out of it."""
+"""A run: a layout, the core that takes its steps, and its results."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dpdl.result import MESSAGES, Result, Status
 
 @dataclass(eq=False)
 class Run:
-    """Algorithm 1 under way.
+    """A run of Algorithm 1.
 
     Attributes
     ----------
     layout : Layout
-        What it reads and never changes.
+        The constant data.
     core : LazyCore
-        Everything that changes as steps are taken.
+        The state, which changes as steps are taken.
     notes : tuple of str
-        For its results.
+        Notes of the results.
     slater_refuted : bool
         Whether the data was found to contradict the slater of the settings.
     slater_checked : bool
-        Whether it was compared with it, or that was begun.
+        Whether slater was compared with the data, or that was begun.
     """
 
     layout: Layout
@@ -43,7 +43,7 @@ class Run:
         return cls(layout, _core.LazyCore(layout, layout.sampler(generator), *layout.start()))
 
     def result(self, status: Status, message: str | None = None) -> Result:
-        """Make a result of the steps taken so far."""
+        """The result of the steps taken so far."""
         layout, core, n_steps = self.layout, self.core, self.core.n_steps
         x_mean, log_x, V_mean, lam_mean = self._averages()
         claims = (layout.settings, layout.facts, n_steps, self.slater_refuted)
@@ -57,7 +57,7 @@ class Run:
             last_log_x_table=layout.coordinates.log_table(log_x),
             V_mean=V_mean,
             lam_mean=lam_mean,
-            V=core.V_rows["v"].copy(),  # not core.point, which works out x for nothing
+            V=core.V_rows["v"].copy(),  # not core.point, which would compute x as well
             log_lam=core.log_lam,
             premises=premises(*claims) if n_steps else (),
             guarantee=guarantee(*claims) if n_steps and status is Status.COMPLETED else None,
@@ -68,7 +68,7 @@ class Run:
     def _averages(self) -> tuple[Array, Array, Array, Array]:
         """Averages of x, V and lam, with log x of the last iterate in second place; of the start if no step was taken.
 
-        A callback may ask every second for 10^6 pairs: one pass, and nothing is copied once more.
+        One pass over the pairs without further copies: a callback may need this every second for 10^6 pairs.
         """
         core = self.core
         x_mean, log_x = core.summary(max(core.n_steps, 1))

@@ -1,7 +1,7 @@
-"""The algorithm in plain NumPy: the executable specification that the compiled core is held to.
+"""The algorithm in plain NumPy: the executable specification of the compiled core.
 
-It reads like Algorithm 1 of the paper, keeps every pair of S x A, and solves the x-update by the four cases of appendix
-A.3 one after another. Fed the draws of a `Sampler`, it makes the same iterates as the core, some hundred times slower.
+It follows Algorithm 1 of the paper, stores every pair of S x A, and solves the x-update by the four cases of appendix
+A.3 one after another. With the draws of a `Sampler` it makes the same iterates as the core, some hundred times slower.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.settings import Resolved
 
-#: Sums are accepted above their bounds by this much, relatively: rounding, not slack.
+#: Sums may exceed their bounds by this much, relatively, to allow for rounding.
 TOLERANCE = 1e-14
-#: A cap that leaves less than this of a bound to all other pairs is taken for implied by that bound.
+#: A cap that leaves less than this part of a bound to all other pairs is treated as implied by that bound.
 TIE = 1e-13
 
 
@@ -127,7 +127,7 @@ def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: fl
         log_cap = math.inf
     log_free = log_y.copy()
     log_free[j] += step
-    # Two candidates a case: j free, or held at its cap, where the others share what that leaves of the bounds.
+    # Two candidates per case: j free, or at its cap; then the bounds of the others are reduced by its part.
     everyone, others = np.ones(len(c), dtype=bool), np.arange(len(c)) != j
     cap = math.exp(log_cap) if log_cap < math.inf else 0.0
     parts = [(everyone, B1, B2), (others, B1 - cap, B2 - c[j] * cap)]
@@ -139,7 +139,7 @@ def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: fl
                 continue
             alpha, beta = solution
             log_x = log_free - alpha - c * beta
-            # A candidate that treats j as free must not exceed its cap, one that holds j must press against it.
+            # A candidate with j free must not exceed the cap; one with j at its cap must exceed it without the cap.
             beyond = float(log_x[j] - log_cap)
             log_x[j] = min(log_x[j], log_cap)
             x = np.exp(log_x[part])
@@ -147,13 +147,13 @@ def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: fl
             if excess <= (TOLERANCE if case == 1 else 10 * TOLERANCE):
                 return log_x, case
             found.append((excess, log_x, case))
-    # Rounding can leave each candidate a hair outside; the KKT point exists, so it is the nearest one.
+    # Rounding can make every candidate slightly infeasible; a KKT point exists, so take the one with the least excess.
     _, log_x, case = min(found, key=lambda one: one[0])
     return log_x, case
 
 
 def _no_multiplier(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, float] | None:
-    """Case 1: nothing but j moves."""
+    """Case 1: only j moves."""
     return 0.0, 0.0
 
 
