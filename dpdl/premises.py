@@ -1,4 +1,4 @@
-"""Which premises of the paper's theorems an actual run met, and what it may therefore claim."""
+"""Which premises of the paper's theorems a run satisfied, and the guarantee that follows."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Premise:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the theorems ask about a run, beyond its settings and the number of its steps.
+    """What the premises depend on, other than the settings and the number of steps.
 
     Attributes
     ----------
     n_states, n_actions, n_utilities : int
         Sizes of the problem.
     n_reference : int
-        Transitions that mu_hat was made of.
+        Transitions that mu_hat was computed from.
     kind : str
-        What the log says of itself: "independent" transitions, one "trajectory" or several "trajectories".
+        `Dataset.kind` of the log: "independent" transitions, one "trajectory" or several "trajectories".
     fresh : bool
-        Each step took a transition that no step took before: in the log's own order for one trajectory.
+        No transition was used by two steps; for one trajectory, in the log's own order.
     disjoint : bool
         mu_hat and the descent share no transition.
     as_stated : bool
         Feasible sets, start and averaging are those of Algorithm 1: no other radii, weights, warm starts.
     known : tuple of str
         What the caller vouches for: "psi", that psi >= C*; "slater", that slater is valid on Pi(psi); "mixing_time",
-        that the chain mixes within `mixing_time`. A run cannot see any of these.
+        that the chain mixes within `mixing_time`. A run cannot check these.
     mixing_time_estimated : bool
         The mixing time of the settings is an upper confidence bound from the same data.
     """
@@ -69,18 +69,18 @@ class Facts:
 
 
 def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:
-    """Say which premises of Theorem 4.1 held, or of Theorem 4.6 if a mixing time is given.
+    """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given.
 
     Parameters
     ----------
     settings : Resolved
-        What the run used.
+        Settings of the run.
     facts : Facts
-        What else the theorems ask about.
+        What else the premises depend on.
     n_steps : int
         Steps taken.
     slater_refuted : bool, optional
-        The data contradicts slater, whoever vouches for it.
+        Whether the data contradicts slater; then it fails even if the caller vouches for it.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
 
 
 def _premises_of_eps(problem: Problem, settings: Resolved, facts: Facts, n_steps: int) -> list[Premise]:
-    """Premises that compare the run with what its eps asks for; without an eps none of them holds."""
+    """Premises that compare the run with the requirements of its eps; without an eps none of them holds."""
     eps, delta, mixing_time = settings.eps, settings.delta, settings.mixing_time
     if eps is None:
         names = ("eps in range", "samples for mu_hat", "steps", "kappa", "floor")
@@ -158,7 +158,7 @@ def _premises_of_eps(problem: Problem, settings: Resolved, facts: Facts, n_steps
 
 
 def _premises_of_data(settings: Resolved, facts: Facts) -> list[Premise]:
-    repeats = "each step used a transition of its own" if facts.fresh else "steps used a transition more than once"
+    repeats = "each step used another transition" if facts.fresh else "steps used a transition more than once"
     shares = "share no transition" if facts.disjoint else "share transitions"
     wanted = "independent" if settings.mixing_time is None else "trajectory"
     kinds = {"independent": "independent transitions", "trajectory": "one trajectory"}
@@ -166,7 +166,7 @@ def _premises_of_data(settings: Resolved, facts: Facts) -> list[Premise]:
         Premise(
             kinds[wanted],
             facts.kind == wanted,
-            f"the log is said to be {kinds.get(facts.kind, 'several ' + facts.kind)}",
+            f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}",
         ),
         Premise("fresh samples", facts.fresh, repeats),
         Premise("independent mu_hat", facts.disjoint, f"mu_hat and the descent {shares}"),
@@ -179,7 +179,7 @@ def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_ste
     if settings.mixing_time is not None and not eta.holds:
         eta = _equals("eta", settings.eta, theory.step_size(n_steps, settings.mixing_time))
     in_condition = settings.eta <= limit * (1 + _MATCH)
-    as_stated = "same" if facts.as_stated else "not said to be the same"
+    as_stated = "those of Algorithm 1" if facts.as_stated else "not known to be those of Algorithm 1"
     return [
         eta,
         _equals("alpha_V", settings.alpha_V, theory.scale_V(problem)),

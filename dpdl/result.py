@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""Results of runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MESSAGES = {
 class Point(NamedTuple):
     """A point of the saddle problem: log x (S, A), V (S,), log lam (I,).
 
-    In logarithms, because x and lam must stay positive for ever and may be as small as e^-5000.
+    In logarithms, because x and lam must stay positive and may be as small as e^-5000.
     """
 
     log_x: Array
@@ -54,14 +54,14 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, x: ArrayLike, V: ArrayLike, lam: ArrayLike) -> Point:
-        """Make a point of x and lam themselves.
+        """Make a point from x, V and lam.
 
         Examples
         --------
         >>> Point.of([[1.0]], [0.0], [2.0]).x
         array([[1.]])
         """
-        with np.errstate(divide="ignore", invalid="ignore"):  # a start that is not positive is refused later, by name
+        with np.errstate(divide="ignore", invalid="ignore"):  # a start that is not positive raises later, by name
             return cls(np.log(x), np.array(V), np.log(lam))
 
     @property
@@ -77,7 +77,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class SparseTable:
-    """A table over all S x A pairs, kept for the pairs that were seen; all others have one common value."""
+    """A table over all S x A pairs, stored for the pairs that were seen; all others have one common value."""
 
     pairs: NDArray[np.int64]
     values: Array
@@ -94,7 +94,7 @@ class SparseTable:
         return np.where(self.pairs[found] == pairs, self.values[found], self.elsewhere)
 
     def dense(self, n_states: int, n_actions: int) -> Array:
-        """Write out all pairs."""
+        """The table over all pairs as an array."""
         flat = np.full(n_states * n_actions, self.elsewhere)
         flat[self.pairs] = self.values
         return flat.reshape(n_states, n_actions)
@@ -109,19 +109,19 @@ class Level:
     psi, delta : float
         psi_K and delta_K.
     verdict : bool or None
-        Of VERIFY; None if the level was broken off before it.
+        Of VERIFY; None if the level stopped before it.
     reward : float
-        J-hat, what VERIFY estimates that the level's policy earns; NaN without it.
+        J-hat, VERIFY's estimate of the reward of the level's policy; NaN without VERIFY.
     flow_margin, utility_margin : float
-        By how much VERIFY's two tests were passed (failed, if negative); NaN without it.
+        By how much VERIFY's two tests were passed (failed, if negative); NaN without VERIFY.
     n_steps : int
         Steps taken.
     n_reference, n_descent, n_verification : int
         Transitions that mu_hat, the descent and VERIFY read.
     enough : bool
-        Whether VERIFY had the samples that Proposition G.1 asks for.
+        Whether VERIFY had the samples that Proposition G.1 requires.
     result : Result
-        What the level learned.
+        Result of the level.
     """
 
     psi: float
@@ -149,7 +149,7 @@ class Result:
     n_steps : int
         Steps taken; averages are over the iterates before each of them.
     x_mean : array, shape (S, A)
-        Average of x: the approximate (reweighted) occupancy. Written out when asked for.
+        Average of x: the approximate (reweighted) occupancy. Computed when first used.
     V_mean, lam_mean : arrays, shapes (S,), (I,)
         Averages of the duals.
     policy : array, shape (S, A)
@@ -157,7 +157,7 @@ class Result:
     last : Point
         The iterate after the last step; a `start` for another run.
     settings : Resolved
-        What was used, with nothing left at None that the run needed.
+        The resolved settings of the run.
     reference : Reference
         The mu_hat that was used.
     premises : tuple of Premise
@@ -166,9 +166,9 @@ class Result:
         The theorem's conclusion if all of them did, else None.
     diagnostics : dict
         Counts of the core: steps in each case of the x-update, steps that capped the sampled pair, root-finder
-        evaluations, refreshes of the kept sums.
+        evaluations, refreshes of the running sums.
     notes : tuple of str
-        What else the data says, in plain sentences: that it contradicts `slater`, for instance.
+        Further messages, for instance that the data contradicts `slater`.
     history : tuple of Level
         The levels of `learn_adaptive`; empty after `learn`.
     """

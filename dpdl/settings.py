@@ -1,6 +1,6 @@
-"""Everything tunable, in one frozen object.
+"""All parameters of a run, in one frozen object.
 
-What is left at None is chosen by the theory (module `theory`) once the sizes of the problem are known: `resolve`.
+`resolve` replaces None by the values of the theory (module `theory`), given the sizes of the problem.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpdl.files.headers import json_object
 SMALLEST_FLOOR = 1e-200
 
 ORDERS = ("replacement", "shuffle", "trajectory")
-#: Value of `mixing_time` that asks for an estimate.
+#: Value of `mixing_time` that requests an estimate.
 ESTIMATE = "estimate"
 
 
@@ -55,14 +55,14 @@ class Settings:
     gamma : float
         Discount, in (0, 1).
     psi : float
-        Deviation control, >= 1: learned occupancies stay within psi times where the data lies. Should be at least the
-        concentrability C* of the problem, which is unknown; a larger psi needs more data.
+        Deviation control, >= 1: learned occupancies stay within psi times the data distribution. Should be at least
+        the concentrability C* of the problem, which is unknown; a larger psi needs more data.
     slater : float
         varphi in (0, 1]: some policy has every J^u_i >= slater/(1-gamma).
     T : int, optional
         Number of steps. Needed unless `eps` is given, which then implies that of Theorem 4.1 or 4.6.
     eps : float, optional
-        Accuracy aimed at. Sets T, kappa and floor where those are None.
+        Target accuracy. Determines T, kappa and floor where those are None.
     delta : float
         Failure probability.
     kappa : float, optional
@@ -70,20 +70,20 @@ class Settings:
     floor : float, optional
         Least value of mu_hat. None: that of Proposition 4.3, at eps or, without one, at the largest eps of Theorem 4.1.
     order : {"replacement", "shuffle", "trajectory"}
-        How the log is read: independent draws, epochs without replacement, or its own order, over and over.
+        How the log is read: independent draws, epochs without replacement, or repeatedly in its own order.
     eta, alpha_V, alpha_lam, alpha_x : float, optional
         Step size and the scales that divide it. None: those of Theorem 4.1.
     radius_V, radius_lam : float, optional
         Bounds of \\|V(s)\\| and of sum lam. None: those of equation (8).
     mixing_time : float or "estimate", optional
         Bound of the mixing time of a log that is one trajectory: eta = 1/sqrt(mixing_time T). With "estimate", `learn`
-        takes the upper confidence bound of `dpdl.mixing.estimate_mixing_time` at delta, and refuses a log that is too
-        short for one.
+        uses the upper confidence bound of `dpdl.mixing.estimate_mixing_time` at delta, and raises ValueError if the log
+        is too short for one.
     c_o, c_e : float
         Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
     refresh : int, optional
-        Steps between full recomputations of kept sums. None: the larger of 2^16 and four times the visited pairs, which
-        costs nothing and bounds their relative drift by that number times 2^-53.
+        Steps between full recomputations of the running sums. None: the larger of 2^16 and four times the visited
+        pairs, which costs little and bounds their relative drift by that number times 2^-53.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class Settings:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))
         elif self.eps is not None and theory.conservatism(self.problem(1, 1, 0), self.eps) > 1 / (1 - self.gamma):
             raise ValueError(
-                f"eps = {self.eps:g} makes kappa = 5 slater eps exceed 1/(1-gamma); give kappa or less eps"
+                f"eps = {self.eps:g} makes kappa = 5 slater eps exceed 1/(1-gamma); give kappa or a smaller eps"
             )
         if self.T is None and self.eps is None:
             raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
@@ -162,23 +162,23 @@ class Settings:
             object.__setattr__(self, name, convert(name, value, **bounds))
 
     def problem(self, n_states: int, n_actions: int, n_utilities: int) -> theory.Problem:
-        """Give what the constants of `theory` depend on."""
+        """Return the `theory.Problem` of these settings."""
         return theory.Problem(n_states, n_actions, n_utilities, self.gamma, self.slater, self.psi)
 
     def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Resolved:
-        """Fill in by theory whatever is None, except eps and mixing_time: what stays None there was not claimed."""
+        """Replace None by the values of the theory, except in eps and mixing_time, where None means unknown."""
         problem = self.problem(n_states, n_actions, n_utilities)
         eps, n_steps, mixing_time = self.eps, self.T, self.mixing_time
         if isinstance(mixing_time, str):
-            raise ValueError("mixing_time is to be estimated, which takes a log: see dpdl.mixing.estimate_mixing_time")
+            raise ValueError("mixing_time = 'estimate' needs a log: see dpdl.mixing.estimate_mixing_time")
         if eps is not None and n_steps is None:
             if mixing_time is None:
                 n_steps = theory.descent_steps(problem, eps, self.delta, self.c_o)
             else:
                 n_steps = theory.async_descent_steps(problem, eps, self.delta, mixing_time, self.c_o)
-        assert n_steps is not None  # __post_init__ asks for one of the two
+        assert n_steps is not None  # __post_init__ requires T or eps
         if n_steps >= 2**63:
-            raise ValueError(f"eps = {eps:g} asks for {n_steps:.3g} steps, more than 64 bits count; give T")
+            raise ValueError(f"eps = {eps:g} requires {n_steps:.3g} steps, too many for 64 bits; give T")
         values: dict[str, Any] = {
             "T": n_steps,
             "kappa": 0.0 if eps is None else theory.conservatism(problem, eps),
@@ -207,7 +207,7 @@ class Settings:
         delta: float = 0.05,
         **others: Any,
     ) -> Resolved:
-        """Give the constants of Theorem 4.1 in full, T included.
+        """Return the constants of Theorem 4.1, including T.
 
         Examples
         --------
@@ -230,10 +230,10 @@ class Settings:
         T: int,
         **others: Any,
     ) -> Settings:
-        """Give scales that suit budgets of 10^7 steps better than those of Theorem 4.1, which are safe and slow.
+        """Return settings for budgets of some 10^7 steps, for which the scales of Theorem 4.1 are too slow.
 
-        They were found on a gridworld and no theorem covers them: alpha_V, alpha_lam and alpha_x are 50, 0.3 and 5e-4
-        times the theorem's, and \\|V(s)\\| is kept below 1.5/(1-gamma).
+        They were tuned on a gridworld and no theorem covers them: alpha_V, alpha_lam and alpha_x are 50, 0.3 and 5e-4
+        times the theorem's, and \\|V(s)\\| is at most 1.5/(1-gamma).
 
         Examples
         --------
@@ -250,7 +250,7 @@ class Settings:
         return cls(gamma=gamma, slater=slater, psi=psi, T=T, **(scales | others))
 
     def to_json(self) -> str:
-        """Write as JSON; `from_json` gives back an equal object, bit for bit."""
+        """Convert to JSON; `from_json` returns an equal object, bit for bit."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
@@ -263,7 +263,7 @@ class Settings:
 
     @classmethod
     def of(cls, settings: Settings | None, keywords: dict[str, Any]) -> Settings:
-        """Make settings of an object, of keywords, or of an object changed by keywords; unknown names raise."""
+        """Make settings from an object, from keywords, or from an object changed by keywords; unknown names raise."""
         names = {field.name for field in dataclasses.fields(cls)}
         for name in keywords:
             if name not in names:
@@ -273,7 +273,7 @@ class Settings:
                 raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")
             given = dataclasses.asdict(settings)
             if isinstance(settings, Resolved) and settings.eta == theory.step_size(settings.T, settings.mixing_time):
-                given["eta"] = None  # it came of the old T and changes with it
+                given["eta"] = None  # it was computed from T, which may change
             return Settings(**(given | keywords))
         missing = [name for name in ("gamma", "psi", "slater") if name not in keywords]
         if missing:
@@ -283,7 +283,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Settings):
-    """Settings with nothing left open that a run needs; made by `Settings.resolve`."""
+    """Settings in which everything that a run needs has a value; made by `Settings.resolve`."""
 
     T: int
     kappa: float

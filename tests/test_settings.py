@@ -181,7 +181,7 @@ def test_from_theory_is_resolve():
 
 
 def test_a_budget_beyond_64_bits_is_blamed_on_eps():
-    with pytest.raises(ValueError, match=r"^eps = 0.01 asks for 2.14e\+23 steps, more than 64 bits count; give T$"):
+    with pytest.raises(ValueError, match=r"^eps = 0.01 requires 2.14e\+23 steps, too many for 64 bits; give T$"):
         Settings.from_theory(100, 10, 1, gamma=0.999, slater=0.01, psi=2, eps=0.01)
 
 
