@@ -2,8 +2,8 @@
 
 Every function takes the argument's name first and returns a clean value, or raises a ``TypeError`` (wrong kind) or a
 ``ValueError`` (wrong value) that names the argument, the first offending index and the value found there. Nothing is
-clipped, wrapped or guessed. An array is copied before it is checked, so that what passed cannot be changed by whoever
-gave it; ``copy=False`` is for callers that copy it anyway.
+clipped, wrapped or guessed. An array is copied before it is checked, so that the caller cannot change it afterwards;
+``copy=False`` is for functions that copy it later.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def path(name: str, value: Any) -> Path:
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Check one of a few words.
+    """Check that a value is one of the allowed strings.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def choices(name: str, values: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Check a collection of words, each of them one of a few; returned in order, without repetitions.
+    """Check a collection of strings, all of them allowed; returned in order, without repetitions.
 
     Examples
     --------
@@ -370,7 +370,7 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 def _as_array(name: str, values: ArrayLike, copy: bool) -> NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; fill or drop what is masked first")
+        raise TypeError(f"{name} is a masked array; fill or drop the masked values first")
     try:
         array = np.asarray(values)
     except ValueError as error:  # ragged nested lists

@@ -30,7 +30,7 @@ class Demo:
 
 
 def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int = 0) -> Demo:
-    """Make a log with a mediocre policy, learn from it, and compare on the model that the learner never saw.
+    """Make a log with the behaviour policy, learn from it, and compare policies on the true model.
 
     Examples
     --------

@@ -23,7 +23,7 @@ def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDAr
     x : array_like, shape (S, A)
         Nonnegative numbers. Each row is scaled by its largest entry first, so tiny rows lose no precision.
     unreached : "uniform" or array_like, shape (S, A), optional
-        What to do in states whose row is exactly zero: act uniformly, or as this policy does.
+        The policy in states whose row is exactly zero: uniform, or that of this array.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def weighted(
 ) -> NDArray[np.float64]:
     """Policy pi-bar_w that W x induces, W = diag(mu/mu_hat) (end of section 3).
 
-    The paper's ideal output, out of reach where mu is unknown and a reference where it is known.
+    The paper's ideal output; it needs mu, so it is for comparison where mu is known.
 
     Parameters
     ----------

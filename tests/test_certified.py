@@ -98,7 +98,7 @@ def test_functions_without_a_status_raise_instead(monkeypatch):
     monkeypatch.setattr(certified, "MIXTURE_STATES", 1)
     monkeypatch.setattr(programs, "propose", lambda program: None)
     for function, what in ((cmdp.slater, "the Slater constant"), (lambda: cmdp.concentrability(even), "the largest")):
-        with pytest.raises(RuntimeError, match=f"^{what}.* could not be shown to 1e-06, for want of digits$"):
+        with pytest.raises(RuntimeError, match=f"^{what}.* could not be shown to 1e-06, for lack of precision$"):
             function()
     with pytest.raises(RuntimeError, match=r"^the best policy of cmdp could not be found"):
         Instance.of(cmdp, even)

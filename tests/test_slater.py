@@ -306,7 +306,7 @@ def test_a_wrong_slater_is_contradicted_once_the_log_is_long_enough():
                 assert truth - 0.01 <= upper < truth + 0.2
                 assert result.notes[0] == (
                     f"slater = {result.settings.slater:g} is contradicted by the data: with confidence 0.95, no policy "
-                    f"whose occupancy is within psi = 3 of where the data lies has more than {upper:g}"
+                    f"whose occupancy is within psi = 3 of the data distribution has more than {upper:g}"
                 )
                 assert valid(result).detail.endswith("contradicted by the data")
     print(f"\ncontradicted: {said[300]} of 10 at 300 records, {said[50_000]} of 10 at 50,000")
@@ -319,7 +319,7 @@ def test_a_problem_without_a_safe_policy_is_called_that():
     result = learn(log, gamma=0.5, psi=2, slater=0.1, T=10, rho0=[1.0], rng=0)
     assert result.notes == (
         "slater = 0.1 is contradicted by the data: with confidence 0.95, no policy whose occupancy is within psi = 2 "
-        "of where the data lies keeps every constraint",
+        "of the data distribution keeps every constraint",
     )
 
 
@@ -389,7 +389,7 @@ def test_bad_input_is_named():
         estimate_slater([], **good)
     with pytest.raises(ValueError, match=r"^the data set has no utilities, so Slater's condition says nothing"):
         estimate_slater(Dataset([0, 0], [0, 0], [0, 0], [0, 0], np.zeros((2, 0)), n_states=1, n_actions=1), **good)
-    with pytest.raises(ValueError, match=r"^the data set has one transition; two halves take at least two$"):
+    with pytest.raises(ValueError, match=r"^the data set has one transition; at least two are needed$"):
         estimate_slater(log[:1], **good)
     with pytest.raises(ValueError, match=r"^gamma must be > 0 and < 1, got 1.0$"):
         estimate_slater(log, gamma=1, rho0=[1.0])

@@ -68,7 +68,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Known:
-    """A problem whose every constant is known: the model, where the data lies, C*, slater on Pi(C*) and the optimum."""
+    """A problem with known constants: the model, the data distribution, C*, slater on Pi(C*) and the optimum."""
 
     cmdp: CMDP
     mu: Array

@@ -25,7 +25,7 @@ DELTA = 0.05
 
 
 def machine(data: ArrayLike, fast: ArrayLike, careful: float = 0.0, n_copies: int = 1) -> tuple[CMDP, Array]:
-    """A park of equal machines and where the data lies, (2, 1 + fast actions) `data` for each of them.
+    """A park of equal machines and the data distribution, (2, 1 + fast actions) `data` for each of them.
 
     `fast` and `careful` are the actions' rewards. An episode stays with the machine that it starts with, so that the
     optimum and the Slater constant do not depend on their number, nor C* unless the sum over all pairs decides it.

@@ -1,1 +1,1 @@
-"""What data says about a run: VERIFY (Algorithm 3) and the Slater constant."""
+"""Checks of a run against data: VERIFY (Algorithm 3) and the Slater constant."""

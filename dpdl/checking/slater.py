@@ -1,23 +1,23 @@
 """The Slater constant from data: varphi = (1-gamma) max over policies of min_i J^u_i, between two confidence bounds.
 
-The log is halved. The first half proposes, the second one judges, so that nothing is judged by what proposed it. For a
-function W and a pair (s, a), the second half's records of the pair bound E[u + gamma W(s') | s, a] by the empirical
-Bernstein inequality (Maurer and Pontil 2009): mean -+ sqrt(2 v l/n) -+ 7 b l/(3 (n-1)), with the sample variance v,
-the width b of the interval that u + gamma W lies in, and l = log(2/share of delta). Pairs without records have the
-trivial bounds, and no bound is looser than that.
+The log is split into two halves. The first half chooses policies and functions, and the second, which is independent of
+these choices, gives the bounds. For a function W and a pair (s, a), its records bound E[u + gamma W(s') | s, a] by the
+empirical Bernstein inequality (Maurer and Pontil 2009): mean -+ sqrt(2 v l/n) -+ 7 b l/(3 (n-1)), with the sample
+variance v, the width b of the interval that u + gamma W lies in, and l = log(2/share of delta). Pairs without records
+have the trivial bounds, and no bound is looser than those.
 
-Lower bound. The first half proposes a policy pi and a W for each utility. If W <= T W - x in every state, where T is
+Lower bound. The first half gives a policy pi and a W for each utility. If W <= T W - x in every state, where T is
 pi's Bellman operator, then J^u >= rho0 W + x/(1-gamma): so x is the least, over states, of the lower bound of T W - W.
 
-Upper bound, over policies whose occupancy nu is at most psi mu_hat/(1-gamma). The first half proposes weights w (they
+Upper bound, over policies whose occupancy nu is at most psi mu_hat/(1-gamma). The first half gives weights w (they
 sum to one) and a V. For every occupancy min_i J^u_i <= <w, J^u> = rho0 V + sum of nu g, g(s, a) being
 E[<w, u> + gamma V(s') | s, a] - V(s). With the upper bounds of g, the largest such sum is a knapsack: pairs in order
 of g, each filled to its cap, until nu sums to 1/(1-gamma).
 
-In a trajectory the number of records of a pair depends on what they were, and so does which pairs have any: failure
-delta/(S A n (n+1)) is then spent on each pair and each n, which sums to delta. Of independent records the pairs come
-first, so to speak, and delta is shared by those that occur. For the same reason proposals know nothing of the second
-half, not even how often it visits a pair.
+In a trajectory the number of records of a pair depends on their next states: failure probability delta/(S A n (n+1)) is
+then used for each pair and each n, which sums to delta. Independent records can be bounded conditionally on their
+pairs, so delta is divided by the number of pairs that occur. The choices of the first half do not depend on the second,
+not even on how often it visits a pair.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from dpdl.settings import Resolved
 
 @dataclass(frozen=True)
 class SlaterEstimate:
-    """What a log says about the Slater constant.
+    """Estimate of the Slater constant from a log, with confidence bounds.
 
     Attributes
     ----------
     estimate : float
         The Slater constant of the plug-in model, without any guarantee: -inf if no policy of that model keeps within
-        psi of where the data lies, NaN if HiGHS could not tell, as may happen with gamma above 0.999999.
+        psi of the data distribution, NaN if HiGHS could not tell, as may happen with gamma above 0.999999.
     lower : float
-        Some policy (`policy`, to be precise) has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as
-        `slater` if it is positive; if not, the log does not show that any policy is safe.
+        `policy` has every J^u_i >= lower/(1-gamma), with confidence 1 - delta. Pass it as `slater` if it is positive;
+        if not, the log does not show that any policy is safe.
     upper : float
-        No policy has every J^u_i > upper/(1-gamma), with confidence 1 - delta: none within psi of where the data lies,
-        if psi was given, else none at all.
+        No policy (within psi of the data distribution, if psi was given) has every J^u_i > upper/(1-gamma), with
+        confidence 1 - delta.
     policy : array, shape (S, A)
-        The policy behind `lower`.
+        The policy of `lower`.
     delta : float
         Failure probability of each of the two bounds.
     """
@@ -149,21 +149,21 @@ def slater_upper(
 
 
 def can_be_checked(dataset: Dataset) -> bool:
-    """Whether there is anything to compare `slater` with."""
+    """Whether the log is long enough and has utilities, so that `contradiction` can be called."""
     return len(dataset) >= 2 and dataset.n_utilities > 0
 
 
 def quick_to_check(dataset: Dataset) -> bool:
-    """Whether `contradiction` takes a second or so, as a rule."""
+    """Whether `contradiction` usually takes about a second."""
     return dataset.n_states * dataset.n_actions <= 2000 and len(dataset) <= 10**6
 
 
 def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, initial: Array) -> str | None:
-    """Say it if, with confidence 1 - delta, no policy within psi of the data's distribution has the slater supplied.
+    """Return a message if, with confidence 1 - delta, no policy within psi of the data distribution has this slater.
 
-    That distribution is not mu_hat but what mu_hat estimates, so half of delta goes into upper bounds of it: the
-    frequency p of a pair falls below mu - sqrt(2 mu l/n) with probability e^-l at most (Chernoff). A trajectory gives
-    no such bound without its mixing time, and then only the best of all policies can contradict.
+    The data distribution mu is estimated by mu_hat, so half of delta is used for upper bounds of it: the frequency p of
+    a pair falls below mu - sqrt(2 mu l/n) with probability e^-l at most (Chernoff). A trajectory gives no such bound
+    without its mixing time; then the bound is over all policies.
     """
     n_pairs, psi, delta = reference.n_states * reference.n_actions, settings.psi, settings.delta
     caps, where = np.ones(n_pairs), ""
@@ -172,7 +172,7 @@ def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, in
         seen = np.zeros(n_pairs)
         seen[reference.pairs] = reference.counts / reference.n_samples
         caps, where = psi * (np.sqrt(seen + half) + math.sqrt(half)) ** 2, f" whose occupancy is within psi = {psi:g}"
-        where += " of where the data lies"
+        where += " of the data distribution"
     upper = slater_upper(dataset, gamma=settings.gamma, rho0=initial, psi=psi, caps=caps, delta=delta / 2)
     if upper >= settings.slater:
         return None
@@ -183,7 +183,7 @@ def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, in
     )
 
 
-# ---- The first half proposes ----
+# ---- Choices from the first half ----
 
 
 def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple[Dataset, Dataset, float, Array]:
@@ -192,7 +192,7 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     if dataset.n_utilities == 0:
         raise ValueError("the data set has no utilities, so Slater's condition says nothing about it")
     if len(dataset) < 2:
-        raise ValueError("the data set has one transition; two halves take at least two")
+        raise ValueError("the data set has one transition; at least two are needed")
     gamma = check.real("gamma", gamma, above=0, below=1)
     if dataset.units.gamma is not None and dataset.units.gamma != gamma:
         raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
@@ -200,8 +200,8 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     middle = len(dataset) // 2
     ends = dataset[:middle], dataset[middle:]
     if dataset.kind == "independent":
-        # A sorted log wants every other record; one that alternates, and whose pairs that would not divide, its two
-        # ends. Which it is depends on the pairs that were logged, never on what came of them: the bounds do not mind.
+        # Use every other record, which suits a sorted log, unless that puts the pairs of an alternating log into
+        # different halves. The choice depends on the pairs only, not on rewards and next states, so the bounds hold.
         every_other = dataset[::2], dataset[1::2]
         in_both = [np.minimum(*(part.table_counts for part in parts)).sum() for parts in (every_other, ends)]
         if in_both[1] <= 1.5 * in_both[0]:
@@ -226,7 +226,7 @@ def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float
         changed = CMDP(model.P, model.r, utilities, gamma, model.rho0)
         try:
             q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
-        except RuntimeError:  # HiGHS gave up; any policy may be judged, that of the data for instance
+        except RuntimeError:  # HiGHS failed; any policy is valid, so use that of the data
             q = first.frequencies.ravel()
         return policies.from_occupancy(q.reshape(shape))
 
@@ -239,21 +239,21 @@ def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float
 
 
 def _pessimistic_values(model: CMDP, first: Dataset, policy: Array, delta: float) -> Array:
-    """For each utility, values of the policy with every pair lowered by its uncertainty: a W that should pass."""
+    """For each utility, values of the policy with every pair lowered by its uncertainty: the W of the lower bound."""
     (S, A), gamma, worst = policy.shape, model.gamma, -1 / (1 - model.gamma)
     choose = policies.choice_matrix(policy)
     solve = splu(sp.csc_array(sp.eye_array(S) - gamma * (choose @ model.P))).solve
     values = np.empty((model.n_utilities, S))
     for i, u in enumerate(model.u.reshape(-1, S * A)):
         width = np.zeros(S * A)
-        for _ in range(3):  # the widths depend on W, and hardly change after the first rounds
+        for _ in range(3):  # the widths depend on W; they change little after the first rounds
             W = np.maximum(worst, solve(choose @ np.maximum(-1.0, u - width)))
             width = _Bounds.of(first, W, gamma, utility=i).half_width(delta / model.n_utilities)
         values[i] = W
     return values
 
 
-# ---- The second half judges ----
+# ---- Bounds from the second half ----
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _lower(model: CMDP, first: Dataset, second: Dataset, policy: Array, delta: f
     for i, W in enumerate(_pessimistic_values(model, first, policy, delta)):
         bound = _Bounds.of(second, W, gamma, utility=i).lower(delta / model.n_utilities)
         excess = (policy * bound.reshape(policy.shape)).sum(axis=1) - W
-        # Where W is the worst value there is, T W >= W whatever the data says.
+        # Where W is the least possible value, T W >= W holds for any transition probabilities.
         worst = W <= -1 / (1 - gamma)  # noqa: SIM300
         excess = np.where(worst, np.maximum(excess, 0), excess)
         found.append((1 - gamma) * float(model.rho0 @ W) + float(excess.min()))
@@ -329,14 +329,14 @@ def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps
 
 
 def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Array]:
-    """V and weights that should leave the upper bound little room; any will do, so a failure to find some is none."""
-    # Pairs that the first half does not show are worst-case in the plug-in model; here they are best-case.
+    """V and weights that make the upper bound small. Any choice is valid; if HiGHS fails, V = 0 and equal weights."""
+    # Pairs that are not in the first half are worst-case in the plug-in model; here they are best-case.
     unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
     u = model.u.reshape(model.n_utilities, -1).copy()
     u[:, unseen] = 1.0
     hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0)
     try:
         margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - model.gamma))
-    except RuntimeError:  # HiGHS gave up, which gamma close to 1 can bring about
+    except RuntimeError:  # HiGHS failed, as may happen with gamma close to 1
         return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
     return margin.V, margin.weights

@@ -1,12 +1,12 @@
-"""Problems to try things on: random sparse CMDPs, a gridworld that a person can look at, and hard instances.
+"""Problems with known answers: random sparse CMDPs, a gridworld, and the hard instances of the paper.
 
-`garnet` draws a CMDP with few successors per pair whose utilities pull against its reward, shifted so that a known
+`garnet` draws a CMDP with few successors per pair whose utilities conflict with its reward, shifted so that a known
 policy meets Slater's condition. `hazard_gridworld` is a delivery task with three routes from start to goal: the short
 one crosses fire, the middle one mud, the long one is clean. Fire and mud each have a budget, so that the best policy
 divides its trips among the routes.
 
 The families behind the paper's lower bounds are here too: see `dpdl.instances.hard`. Each problem comes as an
-`Instance`, the CMDP with where its data lies and the known answers: `garnet_instance`, `GridWorld.instance`,
+`Instance`, the CMDP with its data distribution and the known answers: `garnet_instance`, `GridWorld.instance`,
 `lower_bound`, `no_slater`.
 """
 

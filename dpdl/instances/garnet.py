@@ -1,4 +1,4 @@
-"""Random sparse CMDPs with few successors per pair, whose utilities pull against the reward."""
+"""Random sparse CMDPs with few successors per pair, whose utilities conflict with the reward."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def garnet(
 
 
 def garnet_instance(n_states: int, n_actions: int, evenness: float = 1.0, rng: Any = None, **options: Any) -> Instance:
-    """Draw a `garnet` and where its data lies, with the answers worked out.
+    """Draw a `garnet` and its data distribution, with the answers computed.
 
     Parameters
     ----------

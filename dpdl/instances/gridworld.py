@@ -1,4 +1,4 @@
-"""A delivery task with three routes through fire, mud and clean ground, which a person can look at."""
+"""A gridworld: a delivery task with three routes, through fire, mud and clean ground."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class GridWorld:
         return "\n".join("".join(row) for row in characters)
 
     def behaviour(self, hasty: float = 0.4, careful: float = 0.4) -> Array:
-        """Return the policy behind the log: two drivers and chance, who take turns at every step.
+        """Return the behaviour policy, a mixture of two shortest-path policies and the uniform one.
 
         With probability `hasty` the action begins a shortest way to the goal, with probability `careful` one that is
-        shortest when a cell of fire or mud counts for a hundred, and otherwise it is any action. By default that earns
-        a third of what the best safe policy earns and overspends the budget of fire.
+        shortest when a cell of fire or mud counts as a hundred, and otherwise it is uniform. By default the policy has
+        a third of the reward of the best safe policy and exceeds the budget of fire.
 
         Examples
         --------
@@ -98,10 +98,10 @@ class GridWorld:
         """
         hasty = check.real("hasty", hasty, at_least=0, at_most=1)
         careful = check.real("careful", careful, at_least=0, at_most=1 - hasty)
-        trouble = (self.hazards | self.mud)[tuple(self.cells.T)]
+        rationed = (self.hazards | self.mud)[tuple(self.cells.T)]
         policy = np.full((self.cmdp.n_states, self.cmdp.n_actions), (1 - hasty - careful) / self.cmdp.n_actions)
         policy += hasty * self._homing(np.ones(self.cmdp.n_states))
-        policy += careful * self._homing(np.where(trouble, 100.0, 1.0))
+        policy += careful * self._homing(np.where(rationed, 100.0, 1.0))
         return policy
 
     def instance(self, hasty: float = 0.4, careful: float = 0.4) -> Instance:

@@ -1,4 +1,4 @@
-"""The problems behind the paper's lower bounds, with everything that they have in closed form.
+"""The problems of the paper's lower bounds, with their closed forms.
 
 `lower_bound` builds the family of Theorem 5.1 (appendix F.1), or its variant with a large Slater
 constant (Remark F.4); `no_slater` builds that of Theorem 5.2. Each hides signs theta in transition

@@ -1,8 +1,7 @@
-"""Lower bounds as functions of the number of samples, and the sign vectors and sizes that their proofs work with.
+"""Lower bounds as functions of the number of samples, and the sign vectors and sizes that their proofs use.
 
 The problems themselves are in `dpdl.instances.hard`. The theorems give rates up to a universal constant; their proofs
-have constants, and the functions below use those unless told otherwise. The proofs have gaps which leave these
-constants standing:
+have constants, which the functions below use by default. The proofs have gaps which do not affect these constants:
 
 1. Fano's inequality is applied as alpha (1 - ...) where Lemma F.3 has alpha/2 (1 - ...), in both proofs.
 2. Its ratio is to be at most 5/6. With a packing of exp(n/8) vectors log 2/log|Theta| alone exceeds one for n <= 5; in
@@ -29,11 +28,11 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 
-#: A list of sign vectors with more entries than this is a mistake in n rather than a wish.
+#: Largest number of entries in a list of sign vectors.
 _MOST_SIGNS = 10**8
 #: Up to this length a packing is sought among all vectors; it is then as large as Gilbert and Varshamov promise.
 _ENUMERABLE = 16
-#: So many refusals in a row end the search for a packing among random vectors.
+#: The search for a packing among random vectors ends after this many rejections in a row.
 _PATIENCE = 10_000
 
 

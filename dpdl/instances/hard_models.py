@@ -1,4 +1,4 @@
-"""What the hard instances of `dpdl.instances.hard` have in closed form.
+"""Closed forms of the hard instances of `dpdl.instances.hard`.
 
 Every formula is that of appendix F, with the slips corrected that `dpdl.instances.hard` lists.
 """
@@ -21,7 +21,7 @@ Signs = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class HardInstance(Instance, ABC):
-    """What the families share: an `Instance` whose every answer is a formula.
+    """Base of the two families: an `Instance` whose answers are formulas.
 
     The model's last state is the null state s_{-1}, which only the data visits. C* is exact: every policy visits s_0 as
     often, C mu(s_0) times in the discounted share of time. Without a choice the optimal policy takes action 0.

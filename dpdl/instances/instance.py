@@ -1,4 +1,4 @@
-"""A problem with where its data lies and the answers that are known of it; public as `dpdl.instances.Instance`."""
+"""A problem with its data distribution and the answers that are known of it; public as `dpdl.instances.Instance`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dpdl.models.cmdp import CMDP
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A CMDP, the distribution of its data, and what is known of them.
+    """A CMDP, its data distribution, and the known answers.
 
     Attributes
     ----------
     cmdp : CMDP
         The model.
     mu : ndarray, shape (S, A)
-        Where the data lies.
+        The data distribution.
     concentrability : float
         C*, the least psi for which some optimal policy lies in Pi(psi).
     slater : float
@@ -40,7 +40,7 @@ class Instance:
 
     @classmethod
     def of(cls, cmdp: CMDP, mu: ArrayLike) -> Instance:
-        """Work out the answers by linear programming.
+        """Compute the answers by linear programming.
 
         Examples
         --------
@@ -53,5 +53,5 @@ class Instance:
         data = check.frozen(check.distribution("mu", mu, cmdp.r.shape))
         best = cmdp.solve()
         if best.status == "inaccurate":
-            raise RuntimeError("the best policy of cmdp could not be found, for want of digits")
+            raise RuntimeError("the best policy of cmdp could not be found, for lack of precision")
         return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

@@ -2,8 +2,8 @@
 
 Write P for the kernel, mu for its stationary distribution, TV_s(t) for the distance of P^t(s, .) from mu.
 
-From below, TV_s of a few states s, followed exactly: it never rises with t, so the last of them to fall to the
-threshold gives a lower bound. From above, two steps.
+Lower bound: TV_s of a few states s, computed exactly. It does not increase with t, so the largest of the times at which
+they reach the threshold is a lower bound. Upper bound, in two steps:
 
 1. 4 TV_s(t)^2 <= chi_s(t)^2, the squared norm of row s of (P^t - 1 mu^T) D^{-1/2}, D = diag(mu). For a Gaussian
    matrix G with b columns, row s of (P^t - 1 mu^T) D^{-1/2} G has squared norm chi_s(t)^2 X, X ~ chi-square(b):
@@ -31,11 +31,11 @@ from scipy.stats import chi2
 from dpdl._validation import Array
 from dpdl.mixing.chain import NARROW, half_bandwidth
 
-#: Each sketch and each Lanczos run holds but for this probability over the Gaussian draws, whatever the chain.
+#: Failure probability, over the Gaussian draws, of each sketch and of each Lanczos run, for any chain.
 FAILURE = 1e-9
-#: At most two sketches, or one and five Lanczos runs, make a bound from above.
+#: An upper bound uses at most two sketches, or one sketch and five Lanczos runs.
 TOTAL_FAILURE = 6 * FAILURE
-#: Multiply-adds that each of the stages may spend; about a second and a half on one core.
+#: Largest number of multiply-adds of each stage; about a second and a half on one core.
 WORK = 1e9
 _COLUMNS = 32
 _STARTS = 24
@@ -73,7 +73,7 @@ def bracket(P: sp.csr_array, mu: Array, threshold: float, rng: np.random.Generat
     lower = first_below(P, mu, slow, threshold, _affordable(P, len(slow)))
     if sketch <= threshold:
         columns = min(8 * _COLUMNS, _affordable(P, n_steps))
-        if lower < n_steps and columns > _COLUMNS:  # chains that mix fast leave time for a closer look
+        if lower < n_steps and columns > _COLUMNS:  # for a fast chain a finer sketch is affordable
             again, finer, _ = _sketch(P, mu, threshold, rng, columns, n_steps)
             n_steps = min(n_steps, again) if finer <= threshold else n_steps
         return MixingTime(lower, float(n_steps), _message("Gaussian sketch of P^t"))
@@ -127,7 +127,7 @@ def first_below(P: sp.csr_array, mu: Array, starts: NDArray[np.intp], threshold:
 
 
 def _affordable(P: sp.csr_array, columns: int) -> int:
-    # Small chains could afford millions of steps; each has a cost of its own.
+    # For small chains the overhead of a step dominates, so bound the number of steps as well.
     return min(2000, max(16, int(WORK / (P.nnz + 4 * P.shape[0]) / max(columns, 1))))
 
 
@@ -141,7 +141,7 @@ def _sketch(
     """Return t, a bound of E(t), and the states that looked slowest; t is the first below the threshold, or `cap`."""
     n = len(mu)
     functions = rng.standard_normal((n, columns)) / np.sqrt(mu)[:, None]
-    # A union bound over the states and over the steps that may be looked at.
+    # A union bound over the states and over the steps that may be tested.
     quantile = chi2.ppf(FAILURE / n / cap, columns)
     slow: list[int] = [int(np.argmin(mu)), int(np.argmax(mu))]
     bounds: list[float] = []
@@ -235,7 +235,7 @@ def _largest(diagonal: list[float], off: list[float]) -> float:
 
 
 def _dot(left: Array, right: Array) -> float:
-    # A threaded BLAS loses more than it gains on vectors of this length when the machine is busy.
+    # On vectors of this length a threaded BLAS is slower when the machine is busy.
     return float((left * right).sum())
 
 

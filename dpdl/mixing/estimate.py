@@ -36,7 +36,7 @@ _PAIRWISE_STATES = 200
 
 @dataclass(frozen=True)
 class MixingEstimate:
-    """What one trajectory says about the mixing time.
+    """Estimate of the mixing time from one trajectory.
 
     Attributes
     ----------

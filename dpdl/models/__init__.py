@@ -1,1 +1,1 @@
-"""What is known: models, and exact answers about them."""
+"""Known models, and exact answers about them."""

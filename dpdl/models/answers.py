@@ -1,4 +1,4 @@
-"""What a policy is worth on a known model, and the best that any policy can do; `dpdl.exact` states the problems."""
+"""Values of policies on a known model, and optimal safe policies; `dpdl.exact` states the problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpdl.models.occupancy import state_occupancy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy is worth.
+    """Reward, utilities and occupancy of a policy.
 
     Attributes
     ----------
@@ -36,17 +36,18 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Solution:
-    """The best safe policy, or the news that there is none.
+    """The best safe policy, if there is one.
 
-    All of this is to a tolerance of 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
+    Tolerances are 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
 
     Attributes
     ----------
     status : {"optimal", "infeasible", "inaccurate"}
         "optimal": the policy meets every constraint, and no policy that does earns more. "infeasible": no policy meets
         every constraint; every number below is NaN (the arrays keep their shapes). "inaccurate": neither could be
-        shown, for want of digits, and the policy may be unsafe or far from the best; the numbers are its own. This
-        takes more than 50 states, as a rule, and gamma within some 1e-6 of one or probabilities below 1e-8.
+        shown, for lack of precision, and the policy may be unsafe or far from the best; the numbers are those of this
+        policy. This usually happens only with more than 50 states and gamma within some 1e-6 of one or probabilities
+        below 1e-8.
     reward : float
         Expected discounted reward of `policy`.
     utilities : ndarray, shape (I,)
@@ -113,7 +114,7 @@ def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLi
     psi : float, optional
         With `mu`: consider only policies in Pi(psi), those whose occupancy lies in D(psi).
     mu : array_like, shape (S, A), optional
-        Where the data lies, a distribution.
+        The data distribution.
 
     Returns
     -------
@@ -169,7 +170,7 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     cmdp : CMDP
         Must have a safe policy.
     mu : array_like, shape (S, A)
-        Where the data lies, a distribution.
+        The data distribution.
 
     Notes
     -----
@@ -200,7 +201,7 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
         covered = inside
     ratios = np.divide(covered.q, data.ravel(), where=support, out=np.zeros(data.size))
     psi = max(1.0, float(ratios.max()))
-    # The answer must be of order one in the program's own units, or HiGHS's absolute tolerance shows in it.
+    # The answer must be of order one in the units of the program, because HiGHS's tolerance is absolute.
     for _ in range(50):
         answer = certified.solve(programs.least_deviation(cmdp, reward, programs.region(cmdp, psi, data)))
         scale, psi = psi, max(1.0, psi * -_shown(answer, "the concentrability", 1e-3))
@@ -219,7 +220,7 @@ def _caps(cmdp: Model, psi: float | None, mu: ArrayLike | None) -> Array:
 
 
 def _shown(answer: certified.Answer | None, what: str, within: float = 1e-6) -> float:
-    """Return the value of an answer, if that is shown to be the best within so much."""
+    """Return the value of an answer; RuntimeError unless it is shown to be optimal within this much."""
     if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
-        raise RuntimeError(f"{what} could not be shown to {within:g}, for want of digits")
+        raise RuntimeError(f"{what} could not be shown to {within:g}, for lack of precision")
     return answer.value

@@ -1,15 +1,16 @@
-"""Answers to the programs of `dpdl.models.linear_programs` that are true whatever HiGHS made of them.
+"""Solutions of the programs of `dpdl.models.linear_programs` with certificates that do not depend on HiGHS.
 
-An occupancy that HiGHS proposes satisfies the equations to 1e-10. With gamma close to one, or with small transition
-probabilities, the occupancy of the policy that it stands for can be another one altogether. So an answer is a policy's
-own occupancy (`dpdl.models.occupancy`), what it is worth and by how much it exceeds the constraints, and a bound of
-what any occupancy is worth: it is certain once the bound is reached within the tolerance.
+An occupancy from HiGHS satisfies the equations to 1e-10. With gamma close to one, or with small transition
+probabilities, the occupancy of the policy that it induces can be very different. So an answer consists of a policy, its
+own occupancy (`dpdl.models.occupancy`), the value and the constraint excess of that, and an upper bound of the value of
+any occupancy: it is certain if the value is within the tolerance of the bound.
 
-Where HiGHS's answer is not, the program is solved over mixtures of policies (Dantzig and Wolfe 1960). A small program
-mixes the occupancies found so far; its multipliers price the pairs; the policy that is best at these prices joins them,
-and gives a bound. It is found by policy iteration, for which the advantage of an action in s needs differences
-V(s') - V(s). They are what is gained, in excess of the mean gain from s, on the way from s' back to s: a system without
-s, whose solution is accurate even where V itself is of order 1/(1-gamma). The systems of all s are solved at once.
+If HiGHS's answer is not certain, the program is solved over mixtures of policies by column generation (Dantzig and
+Wolfe 1960). A small program mixes the occupancies found so far; its multipliers price the pairs; the policy that is
+best at these prices is added, and gives a bound. It is found by policy iteration, for which the advantage of an action
+in s needs differences V(s') - V(s). Such a difference is the gain, in excess of the mean gain from s, on the way from
+s' back to s: a system without s, whose solution is accurate even where V itself is of order 1/(1-gamma). The systems of
+all s are solved at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dpdl.models.linear_programs import TOLERANCE, Program
 from dpdl.models.model import Model
 from dpdl.models.occupancy import VISITS_ERROR, moves, state_occupancy, visits
 
-#: Up to this many states an uncertain answer is worked on, for seconds at most; the work grows with S^4.
+#: Largest number of states for which mixtures are tried; the work grows with S^4, to some seconds.
 MIXTURE_STATES = 50
 _MIXTURE_ROUNDS = 200
 _POLICY_ROUNDS = 100
@@ -35,7 +36,7 @@ _POLICY_ROUNDS = 100
 
 @dataclass(frozen=True)
 class Answer:
-    """A policy and its occupancy, judged as a solution of a program."""
+    """A policy and its occupancy, evaluated as a solution of a program."""
 
     policy: Array
     q: Array
@@ -55,7 +56,7 @@ class Answer:
 
 
 def solve(program: Program) -> Answer | None:
-    """Solve a program; None if it certainly has no feasible point, and an answer that is not certain if need be."""
+    """Solve a program; None if it certainly has no feasible point. The answer may be uncertain."""
     answer = _by_highs(program)
     if answer.certain:
         return answer
@@ -128,7 +129,7 @@ def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
 
 
 class _Pricing:
-    """Policies that are best for a gain, a number for each pair, found by policy iteration from the one before."""
+    """Policies that are best for a gain, a number for each pair, by policy iteration from the previous policy."""
 
     def __init__(self, cmdp: Model, allowed: NDArray[np.bool_]) -> None:
         self.moves = moves(cmdp).toarray().reshape(*cmdp.r.shape, cmdp.n_states)
@@ -137,12 +138,12 @@ class _Pricing:
         self.actions = self.allowed.argmax(axis=1)
 
     def best(self, gain: Array) -> tuple[Array, float]:
-        """Return the occupancy of a policy, and by how much at most the gain of a better one is larger."""
+        """Return the occupancy of a policy, and a bound of how much better another policy can be."""
         self.actions, most = self._improved(gain, self.actions)
         slack = float(most.max())
         if slack > TOLERANCE / 100:
-            # No policy is better by more than its mean of the bounds of the advantages. The largest belong to actions
-            # that lead far away, and are mostly rounding; few policies spend much time on those without a loss.
+            # The gain of another policy is larger by at most its mean of the bounds of the advantages. The largest
+            # bounds are mostly rounding, at actions that lead far away, which few good policies use often.
             share = np.clip(most / slack, -100.0, 1.0)
             actions, rest = self._improved(share, self.actions)
             slack *= float(share.ravel() @ self._occupancy(actions)) + float(rest.max())
@@ -169,7 +170,7 @@ class _Pricing:
         n, states = len(gain), np.arange(len(gain))
         kernel, own = self.moves[states, actions], gain[states, actions]
         mean = self.discount * (visits(kernel, np.full(n, self.discount), np.eye(n)) @ own)
-        # One system for each state s, the first index, in which a move to s ends the way.
+        # One system for each state s, the first index, in which s is absorbing.
         kernels, ends = np.tile(kernel, (n, 1, 1)), self.discount + kernel.T
         kernels[states, :, states] = kernels[states, states, :] = 0.0
         ways = visits(kernels, ends, np.broadcast_to(np.eye(n), (n, n, n)))

@@ -1,4 +1,4 @@
-"""scipy's HiGHS under a time limit that holds for all linear programs which a piece of work comes to solve."""
+"""scipy's HiGHS with a common time limit for all linear programs in a block of code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import scipy.optimize
 
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
-#: The status of a program that ran out of time, or of iterations, of which there is no limit here.
+#: linprog's status for a time or iteration limit; no iteration limit is set here.
 _OUT_OF_TIME = 1
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let every linear program inside the block end within so many seconds from now, all together.
+    """Limit the total time of all linear programs inside the block.
 
-    The one that does not is a TimeoutError. The limit is that of the thread, as usual with context variables.
+    One that exceeds it raises TimeoutError. The limit is a context variable, so it applies to this thread only.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Linear programs over the occupancies of a known CMDP.
 
 Everything here is on the normalised scale: ``q = (1 - gamma) nu`` is a distribution over pairs, rewards and utilities
-are averages in [-1, 1], and a tolerance means the same thing whatever the discount. An occupancy is a ``q >= 0`` with
+are averages in [-1, 1], and tolerances do not depend on the discount. An occupancy is a ``q >= 0`` with
 
     A' q = (1 - gamma) rho0,        A[(s, a), s'] = 1[s = s'] - gamma P(s' | s, a).
 
@@ -10,8 +10,8 @@ These equations imply ``sum q = 1``. With gamma close to one their right-hand si
 largest one. The deviation region D(psi) is ``q <= caps`` and ``sum q/caps <= N`` with ``caps = psi mu``; the unknowns
 that HiGHS sees are multiples of min(1, caps), so that no coefficient grows with 1/mu.
 
-What HiGHS returns is a proposal. `dpdl.models.certified` judges it by `Program.value`, `excess` and `bound`, which are
-computed from the model itself.
+`dpdl.models.certified` evaluates what HiGHS returns by `Program.value`, `excess` and `bound`, which are computed from
+the model itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dpdl.models.highs import linprog
 from dpdl.models.model import Model
 from dpdl.models.occupancy import moves
 
-#: Feasibility and optimality on the normalised scale; ten times what is asked of HiGHS.
+#: Tolerance of feasibility and optimality on the normalised scale; ten times that of HiGHS.
 TOLERANCE = 1e-9
-#: HiGHS drops matrix entries below this, so a pair whose cap is smaller is left out: it could hold no more than that.
+#: HiGHS drops matrix entries below this, so pairs with a smaller cap are left out; their q is below it anyway.
 SMALLEST_CAP = 1e-9
 #: With more flow rows than this the interior-point method (with crossover) is quicker than the simplex method.
 _SIMPLEX_ROWS = 500
@@ -43,7 +43,7 @@ OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 
 class Program:
     """Maximise gain.q + gain_t t over occupancies q <= caps and 0 <= t <= most with rows.q + rows_t t <= limits.
 
-    Rows and caps count as kept if they are exceeded by no more than `TOLERANCE`.
+    Rows and caps count as satisfied if they are exceeded by no more than `TOLERANCE`.
     """
 
     cmdp: Model
@@ -56,7 +56,7 @@ class Program:
     most: float
 
     def relaxed(self, by: float) -> Program:
-        """Return the program whose rows and caps give by so much."""
+        """Return the program with all limits and caps increased by this much."""
         return replace(self, limits=self.limits + by, caps=np.where(self.caps > 0, self.caps + by, 0.0))
 
     def best_t(self, q: Array) -> float:
@@ -69,16 +69,16 @@ class Program:
         return float(np.max(room[lower] / self.rows_t[lower], initial=0.0))
 
     def value(self, q: Array) -> float:
-        """Return what q is worth with its best t."""
+        """Return the value of q with its best t."""
         return float(self.gain @ q) + self.gain_t * self.best_t(q)
 
     def excess(self, q: Array) -> float:
-        """Return by how much q exceeds the row or the cap that it exceeds most; zero if none."""
+        """Return the largest amount by which q exceeds a row or a cap; zero if none."""
         over = self.rows @ q + self.rows_t * self.best_t(q) - self.limits
         return max(float(over.max(initial=0.0)), float((q - self.caps).max()))
 
     def bound(self, V: Array, w: Array) -> float:
-        """Return what no feasible q and t are worth more than, for any V and any w >= 0; allows for rounding.
+        """Return an upper bound of the value of all feasible q and t, for any V and any w >= 0; allows for rounding.
 
         With the equations of an occupancy and the rows, gain.q + gain_t t is at most
 
@@ -140,7 +140,7 @@ def least_deviation(cmdp: Model, reward: float, caps: Array) -> Program:
 
 
 def least_excess(program: Program) -> Program:
-    """Return the program of the least t by which rows and caps have to give; it always has a solution."""
+    """Return the program of the least increase t of all limits and caps that makes it feasible; always solvable."""
     capped = np.flatnonzero(program.caps < 1)
     ones = sp.eye_array(len(program.caps), format="csr")[capped]
     loosest = program.limits - np.minimum(0.0, program.most * program.rows_t)
@@ -176,7 +176,7 @@ def sparsity(cmdp: Model) -> int:
     return theory.sparsity(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities)
 
 
-# ---- What HiGHS makes of them ----
+# ---- Solving them by HiGHS ----
 
 
 class Proposal(NamedTuple):
@@ -188,7 +188,7 @@ class Proposal(NamedTuple):
 
 
 def propose(program: Program) -> Proposal | None:
-    """Ask HiGHS for an optimum; None if it reports none."""
+    """Solve by HiGHS; None if it reports no optimum."""
     cmdp, caps = program.cmdp, program.caps
     pairs = np.flatnonzero(caps)
     scale = np.minimum(1, caps[pairs])
@@ -207,7 +207,7 @@ def propose(program: Program) -> Proposal | None:
 
 
 class Margin(NamedTuple):
-    """A nearly best worst utility: the q that has it, and the value function and weights that show no q has more."""
+    """The q of a nearly best worst utility, and the value function and weights that bound it."""
 
     q: Array
     V: Array
@@ -239,7 +239,7 @@ def penalised_margin(cmdp: Model, caps: Array, radius: float) -> Margin:
 
 
 def flow_matrix(cmdp: Model) -> sp.csc_array:
-    """Return A' as an (S, S A) sparse matrix: what flows out of each state less what flows in."""
+    """Return A' as an (S, S A) sparse matrix: outflow less inflow of each state."""
     away, pairs = moves(cmdp), np.arange(cmdp.r.size)
     leaving = (1 - cmdp.gamma) + np.asarray(away.sum(axis=1)).ravel()
     outflow = sp.csc_array((leaving, (pairs // cmdp.n_actions, pairs)), shape=away.shape[::-1])
@@ -247,7 +247,7 @@ def flow_matrix(cmdp: Model) -> sp.csc_array:
 
 
 def inflow(cmdp: Model) -> Array:
-    """Return (1 - gamma) rho0, what enters each state from outside."""
+    """Return (1 - gamma) rho0, the source of each state."""
     return (1 - cmdp.gamma) * cmdp.rho0
 
 
@@ -284,7 +284,7 @@ def _equilibrated(rows: Any) -> tuple[sp.csr_array, Array]:
 
 
 def _occupancy(y: Array, pairs: NDArray[np.intp], scale: Array, caps: Array) -> Array:
-    """Return q over all pairs; solvers leave bounds by their tolerance, occupancies must not."""
+    """Return q over all pairs, clipped to its bounds, which solvers may violate by their tolerance."""
     q = np.zeros(len(caps))
     q[pairs] = scale * np.clip(y, 0, None)
     return q

@@ -42,11 +42,11 @@ class Model:
             object.__setattr__(self, name, value)
 
     def __copy__(self) -> Self:
-        """Return the model itself, which nobody can change."""
+        """Return the model itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """Return the model itself, which nobody can change."""
+        """Return the model itself, which is immutable."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Where a policy spends its time: the normalised state occupancy p, which solves p = (1-gamma) rho0 + gamma P_pi' p.
+"""The normalised state occupancy p of a policy, which solves p = (1-gamma) rho0 + gamma P_pi' p.
 
 The matrix of that system is close to singular for gamma close to one, but it is an M-matrix of a special kind: its
 rows sum to 1 - gamma, so it is determined by 1 - gamma and by the probabilities of moving to *another* state, and
-nothing has to be subtracted to eliminate a state from it (Grassmann, Taksar and Heyman 1985). Then each entry of p has
-a relative error of some n roundings, whatever gamma is and however small the probabilities are (O'Cinneide 1993; Alfa,
-Xue and Ye 2002). Probabilities of staying are taken to be what the others leave to one.
+states can be eliminated without subtractions (Grassmann, Taksar and Heyman 1985). Then each entry of p has a relative
+error of some n roundings, for any gamma and any probabilities, however small (O'Cinneide 1993; Alfa, Xue and Ye 2002).
+The probability of staying is taken to be one minus the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpdl.models.model import Model
 
 #: Up to this many states p is found by elimination, which is accurate in every entry.
 ELIMINATION_STATES = 1000
-#: Relative error of what `visits` returns; measured on hostile chains of up to 300 states, it was a third of that.
+#: Relative error of what `visits` returns; a third of it was the largest measured on difficult chains of 300 states.
 VISITS_ERROR = 32 * float(np.finfo(float).eps)
 #: Residual (1-norm) at which p is accepted beyond that.
 RESIDUAL = 1e-13
@@ -51,9 +51,9 @@ def visits(kernel: Array, ends: Array, starts: Array) -> Array:
     Parameters
     ----------
     kernel : ndarray, shape (..., n, n)
-        Nonnegative rates of moving from state to state; the diagonal is not looked at.
+        Nonnegative rates of moving from state to state; the diagonal is ignored.
     ends : ndarray, shape (..., n)
-        Nonnegative rates of ending. From each state an end must be within reach.
+        Nonnegative rates of ending. From each state, one with a positive rate must be reachable.
     starts : ndarray, shape (..., m, n)
         Nonnegative.
 
@@ -65,7 +65,7 @@ def visits(kernel: Array, ends: Array, starts: Array) -> Array:
     n, m = ends.shape[-1], starts.shape[-2]
     if n == 1:
         return starts / ends[..., None]
-    # Eliminate the second half: what reaches it leaves it again, into the first half or for good.
+    # Eliminate the second half: paths through it lead back to the first half or end.
     half = n // 2
     inward, outward = kernel[..., :half, half:], kernel[..., half:, :half]
     second = visits(
@@ -87,13 +87,13 @@ def _iterate(inward: sp.csr_array, start: Array, rho0: Array, discount: float) -
 
     A p whose residual has 1-norm d is within d/(1-gamma) of the solution; d is brought to rounding. Sparse factors of
     random graphs fill in, so GMRES comes first. It starts from p = rho0, whose residual sums to zero, as do all later
-    ones: the slowest direction, of rate gamma, never enters, and what remains is the chain's mixing. Chains that mix
-    slowly have sparse factors as a rule, and go to a sparse LU.
+    ones: the slowest direction, of rate gamma, never enters, and convergence depends on the chain's mixing only. Chains
+    that mix slowly usually have sparse factors; for those a sparse LU is used.
     """
     matrix = sp.csc_array(sp.eye_array(len(start)) - inward)
 
     def refined(correction: Callable[[Array], Array]) -> tuple[Array, float]:
-        """Correct rho0 until the residual no longer halves: by then it is rounding, or the method has failed."""
+        """Correct rho0 until the residual no longer halves: it is then rounding, or the method has failed."""
         p, residual = rho0, np.inf
         for _ in range(10):
             p = np.clip(p + correction(start - p + inward @ p), 0, None)

@@ -1,4 +1,4 @@
-"""The plug-in model of a log: observed frequencies and means, taken for the truth."""
+"""The plug-in model of a log: observed frequencies and means in place of the true ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpdl.models.cmdp import CMDP
 
 
 def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
-    """Return the model that takes observed frequencies and means for the truth.
+    """Return the model whose probabilities and rewards are the observed frequencies and means.
 
     Pairs that the data does not show are worst-case: they pay reward and utilities -1 and never leave their
     state.
@@ -26,7 +26,7 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
     ([[0.5, 0.5], [0.0, 1.0]], [[0.5], [-1.0]])
     """
     n_states, n_pairs = dataset.n_states, dataset.n_states * dataset.n_actions
-    # In chunks: memory goes with the pairs and the distinct transitions, not with the length of the log.
+    # In chunks: memory is proportional to the pairs and the distinct transitions, not to the length of the log.
     moves, totals = sp.csr_array((n_pairs, n_states)), np.zeros((1 + dataset.n_utilities, n_pairs))
     for part in chunks(dataset.records, at_least=n_pairs):
         flat = dataset.table[part["pair"]]

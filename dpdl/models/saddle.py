@@ -24,7 +24,7 @@ from dpdl._validation import Array
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 
-#: What the saddle value is known to, on the normalised scale.
+#: Accuracy of the saddle value, on the normalised scale.
 _ACCURACY = 1e-6
 
 
@@ -64,7 +64,7 @@ def penalised_objective(
     x : array_like, shape (S, A)
         Reweighted occupancy, nonnegative.
     mu, mu_hat : array_like, shape (S, A)
-        Where the data lies, a distribution, and its positive estimate.
+        The data distribution, and its positive estimate.
     kappa, slater : float
         Conservatism, and the Slater constant that sets the radii R_V and R_L.
 
