@@ -767,7 +767,7 @@ def test_a_new_run_replaces_nothing(path):
 @posix
 def test_a_pipe_is_not_waited_for(path):
     os.mkfifo(path)
-    with pytest.raises(FileNotFoundError, match=r"run\.ckpt has no file 'plan': nothing to go on with"):
+    with pytest.raises(ValueError, match=r"run\.ckpt cannot be used: it is not a regular file"):
         resume(path, LOG)
 
 
