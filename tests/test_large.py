@@ -17,8 +17,8 @@ log = dpdl.Dataset(
 )
 result = dpdl.learn(log, gamma=0.9, psi=2, slater=0.2, T=500_000, initial_states=states, rng=0)
 assert result.success
-pairs = len(result.coordinates.pairs)
-mass = result.coordinates.values.sum() + result.coordinates.elsewhere * (S * A - pairs)
+pairs = len(result.x_table.pairs)
+mass = result.x_table.values.sum() + result.x_table.elsewhere * (S * A - pairs)
 assert 0 < mass <= 40 * (1 + 1e-9)
 print(pairs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -140,9 +140,8 @@ def test_a_cap_at_or_beyond_what_the_second_sum_leaves(beyond, step):
         B1, B2 = 10.0, 8.0
         log_x = np.log(np.array([3.9 - sum(others), *others]))
         examine(Problem(log_x, c, math.log(beyond * B2 / c[0]), 0, step, B1, B2), survey)
-    # As everywhere, but for the distance where the cap leaves 1e-14 of the bound: rounding decides there who has it.
-    for name in ("code", "finite", "infeasibility", "stationarity", "slackness", "negativity", "objective", "distance"):
-        survey.check(name)
+    survey.failures.pop("flags", None)  # whether a cap binds that leaves nothing is a matter of words
+    assert not survey.failures
 
 
 def test_averages_are_never_negative():

@@ -17,10 +17,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from dpdl import Dataset, Reference, exact, learn, theory
-from dpdl.data.reference import thinned
 from dpdl.result import Point
 
 from .common import Array, Known, Outcome, each, table, with_concentrability
+from .reference import thinned
 
 TITLE = "gradients are unbiased, and their moments bounded"
 EPS = 0.1
