@@ -546,7 +546,7 @@ NONSENSE = {
     "an unknown setting": (say("settings", steps=1), "unexpected keyword argument 'steps'"),
     "a setting out of range": (say("settings", gamma=1.5), "gamma must be > 0 and < 1, got 1.5"),
     "a setting left open": (say("settings", eta=None), "its settings are not complete"),
-    "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time is to be estimated"),
+    "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time = 'estimate' needs a log"),
     "a word for a number": (say("settings", T="many"), "T must be a whole number, got str"),
     "steps beyond T": (say("settings", T=1000), "which must lie between 0 and 1000"),
     "inputs that are no flags": (say("inputs", default_start="yes"), "default_start must be True or False"),

@@ -56,7 +56,7 @@ class DatasetBuilder:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with DatasetBuilder(f"{folder}/log", n_states=3, n_actions=1, n_utilities=1) as builder:
     ...         builder.append([0, 1], [0, 0], [1, 2], [0.5, 0.5], [[1.0], [0.0]], starts=[0])
-    ...         builder.append([2, 0], [0, 0], [1, 1], [0.5, 0.5], [[1.0], [0.0]], starts=[1])  # 2 goes on, 0 begins
+    ...         builder.append([2, 0], [0, 0], [1, 1], [0.5, 0.5], [[1.0], [0.0]], starts=[1])
     ...     log = Dataset.open(f"{folder}/log")
     >>> log.s.tolist(), log.starts.tolist()
     ([0, 1, 2, 0], [0, 3])

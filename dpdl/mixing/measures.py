@@ -273,7 +273,7 @@ def _without_zeros(matrix: Any) -> sp.csr_array:
 
 
 class _Gaps:
-    """The gap of (P*)^k P^k as a function of k, remembered: one minus the second largest eigenvalue."""
+    """The gap of (P*)^k P^k as a function of k, cached: one minus the second largest eigenvalue."""
 
     def __init__(self, P: sp.csr_array, mu: Array) -> None:
         self.root = np.sqrt(mu)
