@@ -273,7 +273,7 @@ def test_failures_of_the_solver_cost_tightness_and_nothing_else(monkeypatch):
         raise RuntimeError("HiGHS could not solve the linear program")
 
     monkeypatch.setattr(programs, "penalised_margin", gives_up)
-    monkeypatch.setattr(exact, "slater", gives_up)
+    monkeypatch.setattr("dpdl.checking.slater.slater", gives_up)
     found = estimate_slater(log, gamma=GAMMA, rho0=cmdp.rho0, psi=4)
     assert math.isnan(found.estimate)
     assert found.lower <= worst_utility(cmdp, found.policy)
