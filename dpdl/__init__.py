@@ -7,7 +7,7 @@ CMDP", 2022).
 
 from importlib.metadata import version
 
-from dpdl import instances, mixing, policy, theory
+from dpdl import exact, instances, mixing, policy, theory
 from dpdl.checking.slater import SlaterEstimate, estimate_slater
 from dpdl.checking.verification import Verification, verify
 from dpdl.data.builder import DatasetBuilder
@@ -15,7 +15,6 @@ from dpdl.data.dataset import Dataset
 from dpdl.data.parquet import from_parquet
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.data.units import Units
-from dpdl.models import exact
 from dpdl.models.cmdp import CMDP
 from dpdl.premises import Premise
 from dpdl.result import Level, Point, Result, Status

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from dpdl import _validation as check
 from dpdl import theory
@@ -195,59 +195,44 @@ class Settings:
 
     @classmethod
     def from_theory(
-        cls,
-        n_states: int,
-        n_actions: int,
-        n_utilities: int,
-        *,
-        gamma: float,
-        slater: float,
-        psi: float,
-        eps: float,
-        delta: float = 0.05,
-        **others: Any,
+        cls, n_states: int, n_actions: int, n_utilities: int, **keywords: Unpack[SettingKeywords]
     ) -> Resolved:
-        """Return the constants of Theorem 4.1, including T.
+        """Return the constants of Theorem 4.1 for gamma, slater, psi and eps, including T.
 
         Examples
         --------
         >>> Settings.from_theory(3, 2, 1, gamma=0.5, slater=0.5, psi=1, eps=0.2).kappa
         0.5
         """
-        settings = cls(gamma=gamma, slater=slater, psi=psi, eps=eps, delta=delta, **others)
+        settings = cls.of(None, dict(keywords))
+        if settings.eps is None:
+            raise TypeError("missing setting 'eps'")
         return settings.resolve(n_states, n_actions, n_utilities)
 
     @classmethod
     def practical(
-        cls,
-        n_states: int,
-        n_actions: int,
-        n_utilities: int,
-        *,
-        gamma: float,
-        slater: float,
-        psi: float,
-        T: int,
-        **others: Any,
+        cls, n_states: int, n_actions: int, n_utilities: int, **keywords: Unpack[SettingKeywords]
     ) -> Settings:
         """Return settings for budgets of some 10^7 steps, for which the scales of Theorem 4.1 are too slow.
 
         They were tuned on a gridworld and no theorem covers them: alpha_V, alpha_lam and alpha_x are 50, 0.3 and 5e-4
-        times the theorem's, and \\|V(s)\\| is at most 1.5/(1-gamma).
+        times the theorem's, and \\|V(s)\\| is at most 1.5/(1-gamma). Keywords are those of `Settings`, and override
+        these.
 
         Examples
         --------
         >>> Settings.practical(10, 4, 1, gamma=0.5, slater=0.3, psi=2, T=1000).radius_V
         3.0
         """
-        problem = theory.Problem(n_states, n_actions, n_utilities, gamma, slater, psi)
+        settings = cls.of(None, dict(keywords))
+        problem = settings.problem(n_states, n_actions, n_utilities)
         scales = {
             "alpha_V": 50 * theory.scale_V(problem),
             "alpha_lam": 0.3 * theory.scale_lam(problem),
             "alpha_x": 5e-4 * theory.scale_x(problem),
-            "radius_V": 1.5 / (1 - gamma),
+            "radius_V": 1.5 / (1 - settings.gamma),
         }
-        return cls(gamma=gamma, slater=slater, psi=psi, T=T, **(scales | others))
+        return cls.of(settings, {name: value for name, value in scales.items() if name not in keywords})
 
     def to_json(self) -> str:
         """Convert to JSON; `from_json` returns an equal object, bit for bit."""
@@ -256,7 +241,10 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """Read what `to_json` wrote; an unknown name is a TypeError."""
-        values = json.loads(check.text("text", text), object_pairs_hook=json_object)
+        try:
+            values = json.loads(check.text("text", text), object_pairs_hook=json_object)
+        except RecursionError:
+            raise ValueError("settings are nested too deeply to be read as JSON") from None
         if not isinstance(values, dict):
             raise TypeError(f"settings must be a JSON object, got {type(values).__name__}")
         return cls.of(None, values)

@@ -1,6 +1,7 @@
 """Adaptive-DPDL: level by level what `learn` and `verify` do on the next unread transitions, and the paper's exit."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from dpdl import (
     verify,
 )
 from dpdl.checking.verification import Verification
+from dpdl.lasting import checkpoint_file
 from dpdl.premises import Premise
 from dpdl.running import adaptive
 from dpdl.running.driver import drive
@@ -732,11 +734,11 @@ def test_a_checkpoint_of_levels_is_not_written_over_and_not_mistaken(tmp_path):
     learn_adaptive(log, **arguments, checkpoint=path, step_limit=100)
     with pytest.raises(FileExistsError, match="is not empty; resume=True resumes what is there"):
         learn_adaptive(log, **arguments, checkpoint=path)
-    with pytest.raises(ValueError, match=r"belongs to another call: plan = "):
+    with pytest.raises(ValueError, match=r"belongs to another call: growth = 2.0, not 3.0"):
         learn_adaptive(log, **(arguments | {"growth": 3.0}), checkpoint=path, resume=True)
     with pytest.raises(ValueError, match=r"belongs to another call: generator = "):
         learn_adaptive(log, **(arguments | {"rng": 6}), checkpoint=path, resume=True)
-    with pytest.raises(ValueError, match="rho0 or initial_states differ"):
+    with pytest.raises(ValueError, match="belongs to another call: initial differs"):
         learn_adaptive(log, **(arguments | {"rho0": [1, 0, 0, 0]}), checkpoint=path, resume=True)
     with pytest.raises(ValueError, match="belongs to another data set: the fingerprints differ"):
         resume(path, log[:500])
@@ -748,7 +750,7 @@ def test_a_checkpoint_of_levels_is_not_written_over_and_not_mistaken(tmp_path):
     replicate(
         log, n=1, gamma=0.8, psi=2, slater=0.3, T=100, rho0=LEVELS["rho0"], checkpoint=tmp_path / "replicas", rng=0
     )
-    with pytest.raises(ValueError, match="was not made by learn_adaptive; resume replicas and sweeps with resume=True"):
+    with pytest.raises(ValueError, match="holds 'replica' checkpoints, not 'level' checkpoints"):
         resume(tmp_path / "replicas", log)
 
 
@@ -762,3 +764,61 @@ def test_functions_are_given_again_to_go_on(tmp_path):
         resume(tmp_path / "levels", log)
     again = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)
     assert all_bits(again) == all_bits(whole)
+
+
+@pytest.mark.parametrize("name", ["start", "reference", "rngg"])
+def test_a_keyword_that_levels_cannot_have_is_refused(name):
+    log, arguments = levelled()
+    with pytest.raises(TypeError, match=rf"^unknown setting '{name}'"):
+        learn_adaptive(log, **arguments, **{name: None})
+
+
+def test_numbers_of_numpy_can_be_stored(tmp_path):
+    budgets = {name: np.int64(100) for name in ("n_reference", "n_descent", "n_verification")}
+    log, arguments = levelled(reuse=np.bool_(False), **budgets)
+    first = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=10)
+    assert first.status is Status.STEP_LIMIT
+    assert resume(tmp_path / "levels", log).n_steps == 3000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: header.update(arithmetic=99), "has arithmetic version 99"),
+        (lambda header: header.update(plan=3), "it is not a plan"),
+        (lambda header: header["plan"].update(zz=1), "it has the names"),
+        (lambda header: header["plan"].update(generator={}), "'bit_generator' is missing"),
+        (lambda header: header["plan"]["settings"].update(zz=1), "unknown setting 'zz'"),
+        (lambda header: header["plan"].update(growth=0.5), "growth must be > 1"),
+        (lambda header: header["plan"].update(known=["gamma"]), "known must be one of"),
+    ],
+)
+def test_a_forged_plan_is_refused_by_its_name(tmp_path, change, message):
+    log, arguments = levelled()
+    learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=10)
+    file = tmp_path / "levels" / "plan"
+    header, arrays = checkpoint_file.read(file)
+    header.pop("arrays", None)
+    change(header)
+    checkpoint_file.write(file, header, arrays)
+    with pytest.raises(ValueError, match=rf"^checkpoint .*levels.*{re.escape(message)}"):
+        resume(tmp_path / "levels", log)
+
+
+def test_the_same_settings_are_recognised_if_the_mixing_time_was_estimated(tmp_path):
+    rng = np.random.default_rng(0)
+    states = rng.integers(0, 2, 20_001)
+    log = Dataset(
+        states[:-1],
+        0 * states[1:],
+        states[1:],
+        np.zeros(20_000),
+        np.ones((20_000, 1)),
+        n_states=2,
+        n_actions=1,
+        starts=[0],
+    )
+    settings = Settings(gamma=0.5, psi=1, slater=0.5, eps=0.5, T=500, mixing_time="estimate", order="trajectory")
+    common = {"rho0": [0.5, 0.5], "reuse": True, "eps_divisor": 1, "max_levels": 2, "check_slater": False}
+    learn_adaptive(log, settings, **common, rng=0, checkpoint=tmp_path / "levels", step_limit=10)
+    assert resume(tmp_path / "levels", log, settings).n_steps == 500

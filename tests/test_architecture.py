@@ -18,6 +18,7 @@ LAYERS = [
     ["data"],
     ["premises"],
     ["result", "models"],
+    ["exact"],
     ["mixing"],
     ["instances"],
     ["learning"],

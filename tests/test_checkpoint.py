@@ -557,7 +557,7 @@ NONSENSE = {
     "a part that is not there": (say("inputs", n_reference=300), "n_reference must be between 1 and 299, got 300"),
     "a negative part": (say("inputs", n_reference=-3), "n_reference must be between 1 and 299, got -3"),
     "half a record": (say("inputs", n_reference=0.5), "n_reference must be a whole number, got 0.5"),
-    "another part": (say("inputs", n_reference=100), "permutation is int32(300,), not int32(200,)"),
+    "a part that mu_hat was not made of": (say("inputs", n_reference=5), "does not count the first 5 transitions"),
     "a missing input": (lambda h, a: h["inputs"].pop("known"), "its inputs have ['default_start', 'mixing_time"),
     "a reference of other sizes": (say("reference", n_states=10**6), "its mu_hat has other sizes than the data set"),
     "a reference of another floor": (say("reference", floor=0.5), "its mu_hat has floor 0.5, its settings 0.0001"),

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
+from dpdl.lasting.plan import PLAN
+from dpdl.learning.layout import Coordinates
 from dpdl.result import Result
-from dpdl.running.jobs import PLAN
+from problems import random_log
 
 SETTINGS = Settings(gamma=0.5, psi=3, slater=0.3, T=4000)
 RHO0 = np.full(4, 1 / 4)
@@ -227,7 +229,7 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     replicate(stored, SETTINGS, rng=7, **common)
     with pytest.raises(FileExistsError, match="is not empty; resume=True resumes"):
         replicate(stored, SETTINGS, rng=7, **common)
-    with pytest.raises(ValueError, match="belongs to other runs: entropy = 7, not 8"):
+    with pytest.raises(ValueError, match=re.escape("belongs to another call: seeds = {'entropy': 7")):
         replicate(stored, SETTINGS, rng=8, resume=True, **common)
     with pytest.raises(ValueError, match=re.escape("has other settings: psi = 3.0, not 4.0")):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
@@ -245,7 +247,7 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     started = common | {"checkpoint": tmp_path / "started"}
     one, other = (learn(stored, SETTINGS, rho0=RHO0, rng=seed).last for seed in (7, 8))
     replicate(stored, SETTINGS, rng=7, start=one, **started)
-    with pytest.raises(ValueError, match="belongs to other runs: start = "):
+    with pytest.raises(ValueError, match="belongs to another call: start = "):
         replicate(stored, SETTINGS, resume=True, start=other, **started)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "something").touch()
@@ -439,7 +441,7 @@ def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
     ]
     for changed in ({"psi": [2, 4]}, {"psi": [2, 3, 4]}):
         with pytest.raises(
-            ValueError, match=r"checkpoint.* (has other settings: psi|belongs to other runs: points) = "
+            ValueError, match=r"checkpoint.* (has other settings: psi|belongs to another call: points) = "
         ):
             sweep(log, SETTINGS, resume=True, **(common | {"over": changed}))
 
@@ -490,3 +492,21 @@ def test_grids_that_make_no_sense_are_refused(log, over, error, message):
 
 if __name__ == "__main__":
     at_a_terminal(*sys.argv[1:])
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ({"kappa": [0.0, 0.1, 0.2, 0.3]}, 1),
+        ({"psi": [2, 3], "floor": [1e-4, 1e-3]}, 2),
+        ({"floor": [1e-4, 1e-3], "psi": [2, 3]}, 2),
+        ({"psi": [2, 2, 2]}, 1),
+    ],
+)
+def test_a_sweep_lays_out_each_mu_hat_once(monkeypatch, over, expected):
+    calls = []
+    plain = Coordinates.of
+    monkeypatch.setattr(Coordinates, "of", lambda *arguments: calls.append(1) or plain(*arguments))
+    settings = {"gamma": 0.8, "slater": 0.3, "T": 100, "rho0": [0.25] * 4} | ({} if "psi" in over else {"psi": 2})
+    sweep(random_log(4, 3, 200, 1, seed=0), over=over, rng=0, check_slater=False, **settings)
+    assert len(calls) == expected

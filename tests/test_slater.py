@@ -4,9 +4,11 @@ import contextlib
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -485,3 +487,15 @@ def test_ctrl_c_is_heard_while_the_linear_program_is_solved(in_main_thread):
         result = outcome.pop()
     assert time.monotonic() - outcome[0] < 0.3
     assert (result.status, result.n_steps) == (Status.INTERRUPTED, 1000)
+
+
+def test_a_check_that_ran_out_of_time_does_not_spoil_the_end_of_the_process():
+    """A thread inside HiGHS must not outlive the interpreter."""
+    program = (
+        "import test_slater; print(test_slater.learn(test_slater.slow_log(), **test_slater.SLOW, time_limit=0.3).notes)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "did not finish within" in done.stdout

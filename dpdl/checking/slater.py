@@ -37,9 +37,10 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.records import chunks
 from dpdl.data.reference import Reference
-from dpdl.models import exact
 from dpdl.models import linear_programs as programs
+from dpdl.models.answers import slater
 from dpdl.models.cmdp import CMDP
+from dpdl.models.plug_in import plug_in
 from dpdl.settings import Resolved
 
 
@@ -114,11 +115,11 @@ def estimate_slater(
         psi = check.real("psi", psi, at_least=1)
     delta = check.real("delta", delta, above=0, below=1)
     caps = _caps(dataset, psi)
-    model = exact.plug_in(first, gamma, rho0)
+    model = plug_in(first, gamma, rho0)
     policy = _careful_policy(model, first, psi, delta)
-    whole = exact.plug_in(dataset, gamma, rho0)
+    whole = plug_in(dataset, gamma, rho0)
     try:
-        estimate = exact.slater(whole, psi, None if psi is None else dataset.frequencies)
+        estimate = slater(whole, psi, None if psi is None else dataset.frequencies)
     except RuntimeError:
         estimate = math.nan
     return SlaterEstimate(
@@ -145,7 +146,7 @@ def slater_upper(
     psi = check.real("psi", psi, at_least=1)
     caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
     delta = check.real("delta", delta, above=0, below=1)
-    return min(1.0, _upper(exact.plug_in(first, gamma, rho0), first, second, psi, caps, delta))
+    return min(1.0, _upper(plug_in(first, gamma, rho0), first, second, psi, caps, delta))
 
 
 def can_be_checked(dataset: Dataset) -> bool:

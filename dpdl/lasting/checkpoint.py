@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from dpdl import _core
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference
+from dpdl.data.reference import Reference, estimate_reference
 from dpdl.files.atomic import remove_leftovers
 from dpdl.lasting import checkpoint_file, state
 from dpdl.learning.layout import KNOWABLE, Inputs, Layout
@@ -172,7 +172,7 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
         settings,
         inputs,
         check.flag("mixing_time_estimated", given["mixing_time_estimated"]),
-        _reference(header["reference"], arrays, settings, dataset),
+        _reference(header["reference"], arrays, settings, dataset, n_reference),
         None,
         check.flag("default_start", given["default_start"]),
     )
@@ -185,14 +185,19 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
     return run
 
 
-def _reference(content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved, dataset: Dataset) -> Reference:
+def _reference(
+    content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved, dataset: Dataset, n_reference: int | None
+) -> Reference:
     sizes = {name: check.whole(name, content[name]) for name in _SIZES}
     if (sizes["n_states"], sizes["n_actions"]) != (dataset.n_states, dataset.n_actions):
         raise ValueError("its mu_hat has other sizes than the data set")
     floor = check.real("floor", content["floor"])
     if not math.isclose(floor, settings.floor, rel_tol=1e-12):
         raise ValueError(f"its mu_hat has floor {floor!r}, its settings {settings.floor!r}")
-    return Reference(arrays.pop("reference_pairs"), arrays.pop("reference_counts"), floor=floor, **sizes)
+    reference = Reference(arrays.pop("reference_pairs"), arrays.pop("reference_counts"), floor=floor, **sizes)
+    if n_reference is not None and not _same_counts(reference, estimate_reference(dataset[:n_reference], floor)):
+        raise ValueError(f"its mu_hat does not count the first {n_reference} transitions, as it says")
+    return reference
 
 
 def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:

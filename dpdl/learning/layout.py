@@ -273,27 +273,30 @@ class Layout:
     default_start: bool
 
     @classmethod
-    def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Layout | None = None) -> Layout:
+    def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Collection[Layout] = ()) -> Layout:
         """Build and check the layout of a run.
 
         Parameters
         ----------
         dataset, settings, inputs
             Log, settings (T may follow from eps) and inputs.
-        like : Layout, optional
-            A layout of the same log and inputs; mu_hat and coordinates are shared with it if the floor is the same.
+        like : collection of Layout, optional
+            Layouts of the same log and inputs; what does not depend on the settings that differ is shared with them.
         """
         check.same_discount(dataset.units.gamma, settings.gamma)
         estimated = settings.mixing_time == ESTIMATE
         if estimated:
-            settings = replace(settings, mixing_time=estimated_mixing_time(dataset, settings.delta))
+            known = [one.settings.mixing_time for one in like if one.settings.delta == settings.delta]
+            bound = known[0] if known else estimated_mixing_time(dataset, settings.delta)
+            settings = replace(settings, mixing_time=bound)
         resolved = settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities)
         reference = inputs.reference
         if reference is not None and not math.isclose(reference.floor, resolved.floor, rel_tol=1e-12):
             raise ValueError(f"reference was made with floor {reference.floor!r}, settings have {resolved.floor!r}")
         coordinates = None
-        if like is not None and like.settings.floor == resolved.floor:
-            reference, coordinates = like.reference, like.coordinates
+        shared = next((one for one in like if one.settings.floor == resolved.floor), None)
+        if shared is not None:
+            reference, coordinates = shared.reference, shared.coordinates
         elif reference is None:
             n = inputs.n_reference
             reference = estimate_reference(dataset if n is None else dataset[:n], resolved.floor)

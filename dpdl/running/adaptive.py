@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl import theory
+from dpdl._validation import Array
 from dpdl.checking.verification import Verification, verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
-from dpdl.files.atomic import remove_leftovers
-from dpdl.lasting import checkpoint, checkpoint_file
+from dpdl.lasting import checkpoint
+from dpdl.lasting import plan as plans
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
@@ -50,10 +51,21 @@ _STOPPED_EARLY = (
     Status.NUMERICAL_ERROR,
 )
 
-#: File beside the checkpoints of the levels, in the same format: the arguments that determine the levels.
-PLAN = "plan"
-_PLAN_NAMES = {"runs", "arithmetic", "fingerprint", "settings", "known", "plan", "generator"}
-#: Stands for a function in that file.
+#: What a run is called in a folder of checkpoints.
+LEVEL = "level"
+#: Arguments that are stored there.
+_PLANNED = (
+    *BUDGETS,
+    "per_level",
+    "reuse",
+    "max_levels",
+    "growth",
+    "eps_divisor",
+    "exit_margin",
+    "warm_start",
+    "mixing_time_estimated",
+)
+#: Stands for a function there.
 _FUNCTION = "a function"
 
 
@@ -142,6 +154,7 @@ def learn_adaptive(
         dataset,
         settings,
         dict(keywords) if settings is not None else {"psi": 1.0} | dict(keywords),
+        AdaptiveKeywords,
         knowable=("slater", "mixing_time"),
     )
     plan = _Plan(
@@ -163,9 +176,19 @@ def learn_adaptive(
     with Interrupts() as interrupts:
         plan.fix_mixing_time()
         if options.checkpoint is not None:
-            generator = _stored_generator(
-                options.checkpoint, plan, generator, rng is None, check.flag("resume", resume)
+            checkpoint.check_generator(generator)
+            state = checkpoint.generator_to_json(generator.bit_generator)
+            stored = plans.store(
+                options.checkpoint,
+                LEVEL,
+                dataset,
+                plan.to_json() | {"generator": state},
+                {"initial": inputs.initial},
+                resume=check.flag("resume", resume),
+                ignore={"generator"} if rng is None else set(),
             )
+            if stored is not None:
+                generator = checkpoint.generator_from_json(stored["generator"])
         elif check.flag("resume", resume):
             raise TypeError("resume needs checkpoint, the folder to resume from")
         return _run_levels(plan, generator, options, interrupts)
@@ -175,62 +198,19 @@ def resume_levels(
     folder: Path, dataset: Dataset, settings: Settings | None, options: Options, interrupts: Interrupts
 ) -> Result:
     """Resume Algorithm 2 from the folder of its checkpoints."""
-    stored, arrays = _read_plan(folder, dataset)
-    functions = [name for name in (*BUDGETS, "per_level") if stored["plan"].get(name) == _FUNCTION]
-    if functions:
-        raise ValueError(
-            f"checkpoint {folder} was made with a function as {functions[0]}, which cannot be stored: resume it with "
-            "learn_adaptive(..., resume=True)"
-        )
-    plan_arguments = {name: value for name, value in stored["plan"].items() if name != "mixing_time_estimated"}
-    base = Settings(**stored["settings"])
-    if settings is not None and settings != base:
-        raise ValueError(f"checkpoint {folder} has other settings: {base}")
-    inputs = Inputs.of(dataset, rho0=arrays["initial"], known=tuple(stored["known"]))
-    plan = _Plan(dataset=dataset, base=base, inputs=inputs, **plan_arguments)
-    plan.mixing_time_estimated = check.flag("mixing_time_estimated", stored["plan"]["mixing_time_estimated"])
-    generator = checkpoint.generator_from_json(stored["generator"])
-    return _run_levels(plan, generator, options, interrupts)
-
-
-def _stored_generator(
-    folder: Path, plan: _Plan, generator: np.random.Generator, any_seed: bool, resume: bool
-) -> np.random.Generator:
-    """Store the plan, or compare it with the stored one; return the generator to start with."""
-    checkpoint.check_generator(generator)
-    header = plan.to_json() | {"generator": checkpoint.generator_to_json(generator.bit_generator)}
-    if not folder.parent.is_dir():
-        raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
-    remove_leftovers(folder / PLAN)
-    if folder.exists() and any(folder.iterdir()):
-        if not resume:
-            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True resumes what is there")
-        stored, arrays = _read_plan(folder, plan.dataset)
-        for name, value in header.items():
-            if stored[name] != value and not (name == "generator" and any_seed):
-                raise ValueError(
-                    f"checkpoint: {folder} belongs to another call: {name} = {stored[name]!r}, not {value!r}"
-                )
-        if not np.array_equal(arrays["initial"], plan.inputs.initial):
-            raise ValueError(f"checkpoint: {folder} belongs to another call: rho0 or initial_states differ")
-        return checkpoint.generator_from_json(stored["generator"])
-    folder.mkdir(exist_ok=True)
-    checkpoint_file.write(folder / PLAN, header, {"initial": plan.inputs.initial}, new=True)
-    return generator
-
-
-def _read_plan(folder: Path, dataset: Dataset) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     check.instance("dataset", dataset, Dataset)
-    if not (folder / PLAN).exists():
-        raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
-    stored, arrays = checkpoint_file.read(folder / PLAN)
-    if stored.get("runs") != "level" or stored.keys() != _PLAN_NAMES or arrays.keys() != {"initial"}:
-        raise ValueError(
-            f"checkpoint {folder} was not made by learn_adaptive; resume replicas and sweeps with resume=True"
-        )
-    if stored["fingerprint"] != dataset.fingerprint:
-        raise ValueError(f"checkpoint {folder} belongs to another data set: the fingerprints differ")
-    return stored, arrays
+    stored, arrays = plans.read(folder, LEVEL, dataset)
+    try:
+        plan = _Plan.from_json(stored, dataset, arrays["initial"])
+        generator = checkpoint.generator_from_json(stored["generator"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"checkpoint {folder / plans.PLAN} cannot be used: {what}") from error
+    if settings is not None and settings.mixing_time == ESTIMATE and plan.mixing_time_estimated:
+        settings = replace(settings, mixing_time=plan.base.mixing_time)
+    if settings is not None and settings != plan.base:
+        raise ValueError(f"checkpoint {folder} has other settings: {plan.base}")
+    return _run_levels(plan, generator, options, interrupts)
 
 
 def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
@@ -317,8 +297,7 @@ class _Plan:
     mixing_time_estimated: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("reuse", "warm_start"):
-            check.flag(name, getattr(self, name))
+        self.reuse, self.warm_start = check.flag("reuse", self.reuse), check.flag("warm_start", self.warm_start)
         if self.base.eps is None:
             raise TypeError("missing setting 'eps': the accuracy that VERIFY tests for")
         for name in BUDGETS:
@@ -326,7 +305,7 @@ class _Plan:
             if budget is not None and self.reuse:
                 raise TypeError(f"{name} says how much fresh data to read, which reuse=True does not")
             if budget is not None and not callable(budget):
-                check.whole(name, budget, at_least=1)
+                setattr(self, name, check.whole(name, budget, at_least=1))
         if self.per_level is not None and not callable(self.per_level):
             raise TypeError(f"per_level must be a function, got {type(self.per_level).__name__}")
         self.max_levels = check.whole("max_levels", self.max_levels, at_least=1, at_most=1000)
@@ -419,17 +398,28 @@ class _Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; a function is stored as `_FUNCTION`."""
-        names = (*BUDGETS, "per_level", "reuse", "max_levels", "growth", "eps_divisor", "exit_margin", "warm_start")
-        values = {name: getattr(self, name) for name in (*names, "mixing_time_estimated")}
-        return {
-            "runs": "level",
-            "arithmetic": checkpoint.ARITHMETIC,
-            "fingerprint": self.dataset.fingerprint,
+        """What the levels follow from; of a function only that it was one."""
+        values = {name: getattr(self, name) for name in _PLANNED}
+        return {name: _FUNCTION if callable(value) else value for name, value in values.items()} | {
             "settings": asdict(self.base),
             "known": list(self.inputs.known),
-            "plan": {name: _FUNCTION if callable(value) else value for name, value in values.items()},
         }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Plan:
+        """Make a plan of what `to_json` gave, and the initial distribution."""
+        if content.keys() != {*_PLANNED, "settings", "known", "generator"}:
+            raise ValueError(f"it has the names {sorted(content)}")
+        functions = [name for name in _PLANNED if content[name] == _FUNCTION]
+        if functions:
+            raise ValueError(
+                f"it was made with a function as {functions[0]}, which cannot be stored: resume it with "
+                "learn_adaptive(..., resume=True)"
+            )
+        check.flag("mixing_time_estimated", content["mixing_time_estimated"])
+        inputs = Inputs.of(dataset, rho0=initial, known=tuple(content["known"]))
+        base = Settings.of(None, content["settings"])
+        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in _PLANNED})
 
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result before the first step: the policy is that of the data."""
@@ -508,7 +498,7 @@ def _prepare_level(
     layout = Layout.of(phases.log, phases.settings, inputs)
     if plan.warm_start and previous is not None:
         start = _feasible_start(previous.result, layout.reference, layout.settings)
-        layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=layout)
+        layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=[layout])
     return Run.of(layout, generator)
 
 

@@ -21,36 +21,39 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
     """Keywords of `learn`."""
 
 
+#: Where the keywords of each kind are checked.
+_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options.of}
+
+
 def parse(
-    dataset: Dataset, settings: Settings | None, keywords: dict[str, Any], **inputs: Any
+    dataset: Dataset, settings: Settings | None, keywords: dict[str, Any], accepted: Any = RunKeywords, **inputs: Any
 ) -> tuple[Settings, Inputs, Options]:
-    """Split keywords into settings, inputs and options, and check them; `inputs` are more arguments of `Inputs.of`."""
-    options = Options.of(**_those_of(OptionKeywords, keywords))
-    chosen = Settings.of(settings, _those_of(SettingKeywords, keywords) | _unknown(keywords))
-    return chosen, Inputs.of(dataset, **_those_of(InputKeywords, keywords), **inputs), options
+    """Sort keywords by what they belong to, and check them; a name that is not among `accepted` raises.
+
+    Further keywords are arguments of `Inputs.of`.
+    """
+    known = accepted.__annotations__
+    options = {name: value for name, value in keywords.items() if name in known.keys() & OptionKeywords.__annotations__}
+    given = {name: value for name, value in keywords.items() if name in known.keys() & InputKeywords.__annotations__}
+    rest = {name: value for name, value in keywords.items() if name not in options.keys() | given.keys()}
+    checked = Options.of(**options)
+    return Settings.of(settings, rest), Inputs.of(dataset, **given, **inputs), checked
 
 
-def accepts(*kinds: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Decorate a function that takes ``**keywords`` so that its signature lists those of the given kinds."""
+def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults."""
+    defaults = {
+        name: one
+        for check in _CHECKED_BY.values()
+        for name, one in inspect.signature(check).parameters.items()  # type: ignore[arg-type]
+    }
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        names = dict.fromkeys(name for kind in kinds for name in kind.__annotations__)
         taken = {*but, *(one.name for one in own)}
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names if name not in taken
-        ]
+        more = [defaults[name] for name in keywords.__annotations__ if name not in taken]
         function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return function
 
     return decorate
-
-
-def _those_of(kind: Any, keywords: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keywords.items() if name in kind.__annotations__}
-
-
-def _unknown(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of no known name, for `Settings.of` to reject."""
-    return {name: value for name, value in keywords.items() if name not in RunKeywords.__annotations__}

@@ -26,7 +26,7 @@ from dpdl.running.options import Options
 #: Longest time that the core runs before it returns to Python, in seconds.
 CHUNK_SECONDS = 0.02
 #: Time limits for comparing slater with the data after the last step: by default, and with check_slater=True.
-SLATER_SECONDS, ASKED_SLATER_SECONDS = 5.0, 600.0
+SLATER_SECONDS, ASKED_SLATER_SECONDS = 5.0, 60.0
 
 logger = logging.getLogger("dpdl")
 
@@ -108,16 +108,21 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
         except Exception as error:
             found.append(error)
 
-    worker = threading.Thread(target=work, name="dpdl-slater", daemon=True)
+    # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
+    worker = threading.Thread(target=work, name="dpdl-slater")
+    unfinished = f"slater = {settings.slater:g} was not compared with the data: the check"
     ends = time.monotonic() + seconds
-    worker.start()
-    while worker.is_alive() and time.monotonic() < ends:
-        worker.join(CHUNK_SECONDS)
-        if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
-            raise KeyboardInterrupt
+    try:
+        worker.start()
+        while worker.is_alive() and time.monotonic() < ends:
+            worker.join(CHUNK_SECONDS)
+            if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        run.notes = (*run.notes, f"{unfinished} was interrupted")
+        raise
     if not found:
-        late = f"the check did not finish within {seconds:.3g} s"
-        run.notes = (*run.notes, f"slater = {settings.slater:g} was not compared with the data: {late}")
+        run.notes = (*run.notes, f"{unfinished} did not finish within {seconds:.3g} s")
     elif isinstance(found[0], Exception):
         raise found[0]
     elif found[0]:

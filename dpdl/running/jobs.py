@@ -13,8 +13,7 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.files.atomic import remove_leftovers
-from dpdl.lasting import checkpoint, checkpoint_file
+from dpdl.lasting import checkpoint, plan
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning.layout import Inputs, Layout
 from dpdl.learning.run import Run
@@ -128,11 +127,9 @@ class Jobs:
 
     def lay_out(self, settings: list[Settings]) -> None:
         """Build the layouts of runs with these settings, and compare them with checkpoints; nothing is written."""
-        layout: Layout | None = None
         for k, one in enumerate(settings):
-            if k == 0 or one != settings[k - 1]:
-                layout = Layout.of(self.dataset, one, self.inputs, like=layout)
-            assert layout is not None
+            same = settings.index(one)
+            layout = self.layouts[same] if same < k else Layout.of(self.dataset, one, self.inputs, like=self.layouts)
             self.layouts.append(layout)
             path = self._path(k)
             if self.resume and path is not None and path.exists():
@@ -152,34 +149,17 @@ class Jobs:
                 error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")
             raise
 
-    def plan(self, rng: Any, **what: Any) -> Seeds:
+    def seeds(self, rng: Any, **what: Any) -> Seeds:
         """Seeds of the runs; with checkpoints they are stored, and must be the same when the runs are resumed."""
         folder = self.options.checkpoint
         if folder is None:
             return Seeds(rng)
-        what |= {"runs": self.name, "start": _digest(self.inputs.start)}
-        if not folder.parent.is_dir():
-            raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
-        remove_leftovers(folder / PLAN)
-        if folder.exists() and any(folder.iterdir()):
-            if self.resume:
-                return self._stored_plan(folder, rng, what)
-            raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True resumes what is there")
+        plan.check_folder(folder, resume=self.resume)  # before the caller's generator spawns a child
         seeds = Seeds(rng)
-        folder.mkdir(exist_ok=True)
-        checkpoint_file.write(folder / PLAN, what | seeds.to_json(), {}, new=True)
-        return seeds
-
-    def _stored_plan(self, folder: Path, rng: Any, what: dict[str, Any]) -> Seeds:
-        if not (folder / PLAN).exists():
-            raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
-        stored, _ = checkpoint_file.read(folder / PLAN)
-        for name, value in (what if rng is None else what | Seeds(rng).to_json()).items():
-            if stored.get(name) != value:
-                raise ValueError(
-                    f"checkpoint: {folder} belongs to other runs: {name} = {stored.get(name)!r}, not {value!r}"
-                )
-        return Seeds.from_json(stored)
+        asked = what | {"start": _digest(self.inputs.start), "seeds": seeds.to_json()}
+        ignore = {"seeds"} if rng is None else set()
+        stored = plan.store(folder, self.name, self.dataset, asked, {}, resume=self.resume, ignore=ignore)
+        return seeds if stored is None else Seeds.from_json(stored["seeds"])
 
     def _path(self, k: int) -> Path | None:
         return None if self.options.checkpoint is None else self.options.checkpoint / f"{self.name}-{k}"

@@ -55,7 +55,7 @@ def learn(
     check_slater : bool, optional
         After the last step, check whether the data contradicts `slater` (an upper confidence bound, by a linear
         program) and report that in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs
-        and 10^6 transitions. The check ends with `time_limit`, and after 5 seconds by default or 10 minutes if True; if
+        and 10^6 transitions. The check ends with `time_limit`, and after 5 seconds by default or a minute if True; if
         it did not finish, the notes say so. Ctrl-C returns at once.
     callback : callable, optional
         Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.

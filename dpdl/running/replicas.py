@@ -122,7 +122,7 @@ def replicate(
     jobs = Jobs("replica", dataset, executor, resume, settings, dict(keywords))
     chosen = [jobs.settings] * n
     jobs.lay_out(chosen)
-    seeds = jobs.plan(rng)
+    seeds = jobs.seeds(rng)
     results = jobs.run(chosen, [seeds.child(k) for k in range(n)])
     try:
         return _replicas(results, n)
@@ -229,7 +229,7 @@ def sweep(
     chosen = [Settings.of(jobs.settings, values) for values in named]
     jobs.lay_out(chosen)
     written = [{name: _plain(value) for name, value in point.items()} for point in points]
-    seed = jobs.plan(rng, points=written).root  # for an int, the seed that `learn` would use
+    seed = jobs.seeds(rng, points=written).root  # for an int, the seed that `learn` would use
     results = jobs.run(chosen, [point.get("rng", seed) for point in points])
     numbers = sorted(results)
     return Sweep(

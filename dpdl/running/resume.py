@@ -53,6 +53,9 @@ def resume(
     >>> half.status.name, whole.n_steps, bool((whole.x_mean == learn(log, **options, rng=0).x_mean).all())
     ('STEP_LIMIT', 1000, True)
     """
+    for name in keywords:
+        if name not in OptionKeywords.__annotations__:
+            raise TypeError(f"resume() got an unexpected keyword argument {name!r}")
     if "checkpoint" in keywords:
         raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
     where = Path(os.path.realpath(check.path("path", path)))
