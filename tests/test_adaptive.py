@@ -189,8 +189,8 @@ def test_a_log_of_ordinary_size_is_told_what_the_theorem_asks_for():
     assert (result.status, result.success, result.history, result.n_steps) == (Status.OUT_OF_DATA, False, (), 0)
     assert result.message == (
         f"level 1 (psi = 1) asks for {sum(needs):.2g} fresh transitions, {needs[0]:.2g} for mu_hat, {needs[1]:.2g} for "
-        f"the descent and {needs[2]:.2g} for VERIFY, and 6,000 are left; with reuse=True the log is read over and "
-        "over; nothing was learned"
+        f"the descent and {needs[2]:.2g} for VERIFY, and 6,000 are left; with reuse=True every phase reads the "
+        "whole log; nothing was learned"
     )
     assert (result.premises, result.guarantee) == ((), None)
     # What is left without a step is the policy of the data.
