@@ -225,7 +225,7 @@ def test_whoever_insists_is_not_kept_waiting_by_the_disk(n_times, tmp_path, monk
 
 
 def test_ctrl_c_while_slater_is_checked_leaves_the_steps_and_their_checkpoint(tmp_path, monkeypatch):
-    interrupted_in(monkeypatch, driver.threading.Thread, "join", {1})
+    interrupted_in(monkeypatch, driver.threading.Event, "wait", {2})
     result = run(checkpoint=tmp_path / "run")
     assert (result.status, result.n_steps) == (Status.INTERRUPTED, T)
     assert bits(result) == bits(run())

@@ -98,6 +98,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
         return
     seconds = min(SLATER_SECONDS if wanted is None else ASKED_SLATER_SECONDS, max(0.0, deadline - time.monotonic()))
     found: list[str | Exception | None] = []
+    finished = threading.Event()  # an interrupted Thread.join may take a running thread for a finished one
 
     def work() -> None:
         try:
@@ -107,6 +108,8 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
             pass
         except Exception as error:
             found.append(error)
+        finally:
+            finished.set()
 
     # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
     worker = threading.Thread(target=work, name="dpdl-slater")
@@ -114,8 +117,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
     ends = time.monotonic() + seconds
     try:
         worker.start()
-        while worker.is_alive() and time.monotonic() < ends:
-            worker.join(CHUNK_SECONDS)
+        while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
             if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
