@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import logsumexp
 
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.settings import Resolved
+
+#: log sum exp; scipy's takes a hundred times as long for a few numbers.
+log_sum = np.logaddexp.reduce
 
 #: Sums may exceed their bounds by this much, relatively, to allow for rounding.
 TOLERANCE = 1e-14
@@ -109,7 +111,7 @@ def lam_update(log_lam: Array, step: Array, radius: float) -> Array:
     [0.5, 0.5]
     """
     half = log_lam - step
-    return half - max(0.0, logsumexp(half) - np.log(radius)) if len(half) else half
+    return half - max(0.0, log_sum(half) - np.log(radius)) if len(half) else half
 
 
 def x_update(log_y: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> tuple[Array, int]:
@@ -161,7 +163,7 @@ def _only_alpha(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, fl
     """Case 2: sum y exp(-alpha) = B1."""
     if B1 <= 0 or not len(c):
         return None
-    alpha = logsumexp(log_y) - math.log(B1)
+    alpha = log_sum(log_y) - math.log(B1)
     return (alpha, 0.0) if alpha > 0 else None
 
 
@@ -170,7 +172,7 @@ def _only_beta(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, flo
     if B2 <= 0 or not len(c):
         return None
     log_cy = np.log(c) + log_y
-    beta = _root(lambda beta: logsumexp(log_cy - c * beta) - math.log(B2), c)
+    beta = _root(lambda beta: log_sum(log_cy - c * beta) - math.log(B2), c)
     return None if beta is None else (0.0, beta)
 
 
@@ -179,10 +181,13 @@ def _both(log_y: Array, c: Array, B1: float, B2: float) -> tuple[float, float] |
     if B1 <= 0 or B2 <= 0 or not len(c) or c.min() >= B2 / B1:
         return None
     log_cy = np.log(c) + log_y
-    beta = _root(lambda beta: logsumexp(log_cy - c * beta) - logsumexp(log_y - c * beta) - math.log(B2 / B1), c)
+    beta = _root(
+        lambda beta: log_sum(log_cy - c * beta) - log_sum(log_y - c * beta) - math.log(B2 / B1),
+        c,
+    )
     if beta is None:
         return None
-    alpha = logsumexp(log_y - c * beta) - math.log(B1)
+    alpha = log_sum(log_y - c * beta) - math.log(B1)
     return (alpha, beta) if alpha > 0 else None
 
 
