@@ -26,6 +26,7 @@ import shutil
 import stat
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,9 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
     ]
     digest = hashlib.sha256()
     trouble = naming_the_target(path, "the checkpoint could not be written")
-    with trouble, temporary_file(path) as temporary, open(temporary, "xb") as file:
+    with trouble, _locked_temporary(path) as (temporary, file):
         with contextlib.suppress(FileNotFoundError):
-            os.lstat(
-                path.with_name(path.name + PREVIOUS)
-            )  # a name that is too long fails here, not at the second checkpoint
-        lock(file.fileno())
+            os.lstat(path.with_name(path.name + PREVIOUS))  # a name that is too long fails here, not at the second one
         for part in parts:
             digest.update(part)
             file.write(part)
@@ -88,6 +86,20 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
             os.replace(temporary, path)
         with contextlib.suppress(OSError):  # makes the rename durable, where the platform supports that
             sync(path.parent)
+
+
+@contextlib.contextmanager
+def _locked_temporary(path: Path) -> Iterator[tuple[Path, Any]]:
+    """A new file beside a path, open and locked; another process may remove one before it is locked, so try again."""
+    while True:
+        with temporary_file(path) as temporary, open(temporary, "xb") as file:
+            try:
+                lock(file.fileno())
+                os.stat(temporary)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            yield temporary, file
+            return
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -154,14 +166,15 @@ def refuse_existing(path: Path) -> None:
 
 def _keep_previous(path: Path) -> None:
     """Give the checkpoint at `path` a second name, so that it is not lost when `path` is replaced."""
-    if not path.exists():
-        return
-    with temporary_file(path) as spare:
-        try:
-            os.link(path, spare)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, spare)
-        os.replace(spare, path.with_name(path.name + PREVIOUS))
+    while path.exists():
+        with temporary_file(path) as spare:
+            try:
+                os.link(path, spare)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, spare)
+            with contextlib.suppress(FileNotFoundError):  # removed by another process as a leftover: try again
+                os.replace(spare, path.with_name(path.name + PREVIOUS))
+                return
 
 
 def _move_to_free(temporary: Path, path: Path) -> None:
