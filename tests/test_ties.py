@@ -144,13 +144,19 @@ def test_a_cap_at_or_beyond_what_the_second_sum_leaves(beyond, step):
     assert not survey.failures
 
 
-def test_averages_are_never_negative():
-    """A pair that is tiny for all but the last of the steps: what its sum is made of must not cancel."""
+def rarely_large():
+    """A log in whose order a pair is tiny for all but the last of the steps, and the frequencies of its actions."""
     a = [0, 1] + [0] * 4 + [2] * 9
     r = [2e-4, -1] + [0] * 4 + [1] + [0] * 8
     zeros = [0] * 15
     log = Dataset(zeros, a, zeros, r, np.zeros((15, 0)), n_states=1, n_actions=3)
     mu = np.bincount(a) / 15
+    return log, mu
+
+
+def test_averages_are_never_negative():
+    """A pair that is tiny for all but the last of the steps: what its sum is made of must not cancel."""
+    log, mu = rarely_large()
     settings = Settings(
         gamma=0.5,
         psi=1,
@@ -203,11 +209,7 @@ def test_the_policy_of_a_callback_has_no_negative_average():
     from dpdl import learn
     from dpdl.result import Point
 
-    a = [0, 1] + [0] * 4 + [2] * 9
-    r = [2e-4, -1] + [0] * 4 + [1] + [0] * 8
-    zeros = [0] * 15
-    log = Dataset(zeros, a, zeros, r, np.zeros((15, 0)), n_states=1, n_actions=3)
-    mu = np.bincount(a) / 15
+    log, mu = rarely_large()
     seen = []
     result = learn(
         log,
