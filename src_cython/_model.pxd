@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-# One logged transition, as packed by dpdl.data.records: 16 + 8 I contiguous bytes.
+# One logged transition, as packed by dpdl.data.packing: 16 + 8 I contiguous bytes.
 #     int32 pair    index of the coordinate of (s, a)
 #     int32 s_next
 #     double r

@@ -44,7 +44,7 @@ def assert_same(one, other):
     assert one.records.dtype == other.records.dtype
     assert one.records.tobytes() == other.records.tobytes()
     assert one.pairs.tolist() == other.pairs.tolist()
-    assert one.counts.tolist() == other.counts.tolist()
+    assert one.pair_counts.tolist() == other.pair_counts.tolist()
     assert (one.starts is None) == (other.starts is None)
     if one.starts is not None:
         assert one.starts.tolist() == other.starts.tolist()

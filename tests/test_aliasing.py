@@ -58,7 +58,7 @@ def refuses_to_change(array):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_array_of_a_log_can_be_changed_however_it_was_made(way, kind):
     log = WAYS[way](make_log(kind, 2))
-    names = ("records", "table", "table_counts", "pairs", "counts", "pair", "s", "a", "s_next", "r", "u", "starts")
+    names = ("records", "table", "table_counts", "pairs", "pair_counts", "pair", "s", "a", "s_next", "r", "u", "starts")
     for name in names:
         if getattr(log, name) is not None:
             refuses_to_change(getattr(log, name))
@@ -87,7 +87,7 @@ def test_no_array_of_a_log_that_was_opened_or_built_can_be_changed(tmp_path):
     for mmap in (True, False):
         log = Dataset.open(tmp_path / "log", mmap=mmap)
         for part in (log, log[3:], pickle.loads(pickle.dumps(log))):
-            for name in ("records", "table", "pairs", "counts", "s_next"):
+            for name in ("records", "table", "pairs", "pair_counts", "s_next"):
                 refuses_to_change(getattr(part, name))
 
 
@@ -448,7 +448,7 @@ def test_a_run_that_goes_on_is_the_run_that_was_begun(tmp_path):
 
 def test_a_reference_from_elsewhere_stays_as_it_was_given():
     log = make_log("independent", 1, n_records=300)
-    pairs, counts = log.pairs.copy(), log.counts.copy()
+    pairs, counts = log.pairs.copy(), log.pair_counts.copy()
     reference = Reference(pairs, counts, len(log), 0.01, **SIZES)
     expected = learn(log, **RUN, rho0=[0.25] * 4, reference=estimate_reference(log, 0.01))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, DatasetBuilder
-from dpdl.data import records as _records
+from dpdl.data import packing
 from dpdl.data.units import Units
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
@@ -22,9 +22,9 @@ def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.fixture(params=[1, 7, _records.CHUNK])
+@pytest.fixture(params=[1, 7, packing.CHUNK])
 def _chunk(request, monkeypatch):
-    monkeypatch.setattr(_records, "CHUNK", request.param)
+    monkeypatch.setattr(packing, "CHUNK", request.param)
 
 
 def pieces(data, starts, cuts):

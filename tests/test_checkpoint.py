@@ -118,7 +118,7 @@ def with_start():
 
 def numpy_reference():
     sizes = np.array([len(LOG), 12, 4])
-    return Reference(LOG.pairs, LOG.counts, sizes[0], np.float64(GOOD["floor"]), sizes[1], sizes[2])
+    return Reference(LOG.pairs, LOG.pair_counts, sizes[0], np.float64(GOOD["floor"]), sizes[1], sizes[2])
 
 
 VARIANTS = {

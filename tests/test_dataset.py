@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
-from dpdl.data import records as module
+from dpdl.data import packing
 from dpdl.data.dataset import Dataset, record_dtype
 from problems import random_log
 
@@ -166,7 +166,7 @@ def test_a_record_has_16_bytes_and_8_a_utility(n_utilities):
     assert log.u.shape == (len(log), n_utilities)
 
 
-@pytest.mark.parametrize("column", ["s", "a", "s_next", "r", "u", "pair", "pairs", "counts", "records"])
+@pytest.mark.parametrize("column", ["s", "a", "s_next", "r", "u", "pair", "pairs", "pair_counts", "records"])
 @pytest.mark.parametrize("cut", [False, True])
 def test_columns_are_read_only(column, cut):
     log = small_log()[10:] if cut else small_log()
@@ -192,7 +192,7 @@ def test_a_slice_is_the_log_of_those_rows(part):
     flat = log.s[part].astype(int) * log.n_actions + log.a[part]
     values, counts = np.unique(flat, return_counts=True)
     np.testing.assert_array_equal(cut.pairs, values)
-    np.testing.assert_array_equal(cut.counts, counts)
+    np.testing.assert_array_equal(cut.pair_counts, counts)
     assert (cut.n_states, cut.n_actions, cut.units) == (log.n_states, log.n_actions, log.units)
 
 
@@ -211,13 +211,13 @@ def of_its_own(log):
 
 
 @pytest.mark.parametrize("part", [slice(0, 5), slice(10, 40), slice(None, None, -7), slice(3, None, 2)])
-@pytest.mark.parametrize("chunk", [7, module.CHUNK])
+@pytest.mark.parametrize("chunk", [7, packing.CHUNK])
 def test_a_slice_is_in_every_use_the_log_of_those_rows(part, chunk, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(packing, "CHUNK", chunk)
     cut = small_log(60)[part]
     own = of_its_own(cut)
     assert len(own.pairs) < len(cut.table)
-    for name in ("pairs", "counts", "pair"):
+    for name in ("pairs", "pair_counts", "pair"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(own, name))
     assert repr(cut) == repr(own)
     assert cut.fingerprint == own.fingerprint
@@ -255,8 +255,8 @@ def test_ranking_by_table_and_by_sorting_agree():
     flat = rng.integers(0, 2000, 500)
     wide = 8 * len(flat) + 10**6
     table, sort = (
-        module.rank(flat, wide),
-        module.rank(flat, wide + 1),
+        packing.rank(flat, wide),
+        packing.rank(flat, wide + 1),
     )  # the last bound of one, the first of the other
     for one, other in zip(table, sort, strict=True):
         np.testing.assert_array_equal(one, other)

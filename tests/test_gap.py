@@ -11,7 +11,7 @@ def test_gap_falls_like_the_root_of_the_number_of_steps():
     # Draws with replacement come from the empirical model, so that is the one in which the gap vanishes.
     model = exact.plug_in(log, cmdp.gamma, cmdp.rho0)
     mu = np.zeros(8)
-    mu[log.pairs] = log.counts / len(log)
+    mu[log.pairs] = log.pair_counts / len(log)
     mu = mu.reshape(4, 2)
     slater = model.slater()
     psi = 1.2 * model.concentrability(mu)

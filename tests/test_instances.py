@@ -164,7 +164,7 @@ def test_the_gridworld_has_the_distribution_that_its_log_tends_to(grid):
     found = grid.instance()
     log = grid.cmdp.rollout(400_000, grid.behaviour(), rng=0)
     empirical = np.zeros(found.mu.size)
-    empirical[log.pairs] = log.counts / len(log)
+    empirical[log.pairs] = log.pair_counts / len(log)
     assert abs(empirical - found.mu.ravel()).sum() < 0.02
 
 

@@ -26,7 +26,7 @@ def garnet_log(n_utilities, n_records, seed):
     uneven = np.random.default_rng(seed).gamma(1.0, size=(12, 4)) + 0.02
     log = cmdp.sample(n_records, uneven / uneven.sum(), rng=seed)
     mu = np.zeros(48)
-    mu[log.pairs] = log.counts / len(log)
+    mu[log.pairs] = log.pair_counts / len(log)
     model = exact.plug_in(log, cmdp.gamma, cmdp.rho0)
     return log, model.concentrability(mu.reshape(12, 4))
 
@@ -39,7 +39,7 @@ def regimes():
     assert C_many > 1.5
     common = {"gamma": 0.9, "slater": 0.1, "T": 10**6, "floor": 1e-4}
     thin = random_log(100, 10, 1000, 1, seed=5, evenness=0.3)
-    assert (thin.counts == 1).sum() > 100
+    assert (thin.pair_counts == 1).sum() > 100
     quick = {"alpha_x": 1.0, "alpha_V": 0.3}
     return {
         "psi above C*": (one, resolved(one, psi=2 * C_one, **common), {}),
@@ -184,7 +184,7 @@ def test_a_billion_steps_keep_their_invariants_and_their_averages():
     uneven = np.random.default_rng(8).gamma(1.0, size=(20, 4)) + 0.02
     log = cmdp.sample(4000, uneven / uneven.sum(), rng=8)
     mu = np.zeros(80)
-    mu[log.pairs] = log.counts / len(log)
+    mu[log.pairs] = log.pair_counts / len(log)
     assert exact.plug_in(log, cmdp.gamma, cmdp.rho0).concentrability(mu.reshape(20, 4)) > 1.5
     runs = {}
     for refresh in (None, 10**4):

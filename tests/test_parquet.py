@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpdl import Dataset, DatasetBuilder, from_parquet
-from dpdl.data import records as _records
+from dpdl.data import packing
 from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing_else
 
 SIZES = {"n_states": 4, "n_actions": 3}
@@ -24,9 +24,9 @@ def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.fixture(params=[7, _records.CHUNK], ids=["chunks", "whole"])
+@pytest.fixture(params=[7, packing.CHUNK], ids=["chunks", "whole"])
 def _chunk(request, monkeypatch):
-    monkeypatch.setattr(_records, "CHUNK", request.param)
+    monkeypatch.setattr(packing, "CHUNK", request.param)
 
 
 def table(kind="independent", n_utilities=1, **changes):

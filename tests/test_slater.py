@@ -120,7 +120,7 @@ def plain_half_widths(values, pairs, n_pairs, width, delta, kind):
 
 @pytest.mark.parametrize("kind", ["independent", "trajectory"])
 def test_half_widths_are_those_of_the_empirical_bernstein_inequality(kind, monkeypatch):
-    monkeypatch.setattr("dpdl.data.records.CHUNK", 1)  # so that several chunks are put together
+    monkeypatch.setattr("dpdl.data.packing.CHUNK", 1)  # so that several chunks are put together
     cmdp, mu, rng = problem(1)
     log = drawn(kind, cmdp, mu, 9, rng)
     W, weights = rng.normal(size=4), np.array([0.25, 0.75])

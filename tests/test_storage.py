@@ -16,8 +16,7 @@ import pyarrow.parquet  # noqa: F401, before memory is watched
 import pytest
 
 from dpdl import Dataset, DatasetBuilder, exact, from_parquet, learn, verify
-from dpdl.data import records as _records
-from dpdl.data import storage
+from dpdl.data import packing, storage
 from dpdl.data.storage import Header
 from dpdl.files import atomic
 from dpdl.files.headers import npy_header
@@ -31,10 +30,10 @@ def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.fixture(params=[7, _records.CHUNK], ids=["chunks", "whole"])
+@pytest.fixture(params=[7, packing.CHUNK], ids=["chunks", "whole"])
 def chunk(request, monkeypatch):
     """Everything once in chunks of a few records, and once in one piece."""
-    monkeypatch.setattr(_records, "CHUNK", request.param)
+    monkeypatch.setattr(packing, "CHUNK", request.param)
 
 
 def saved(folder, log=None):
@@ -76,7 +75,7 @@ def test_learning_from_a_map_gives_the_same_bits(tmp_path, kind, order):
 
 
 def test_no_memory_grows_with_the_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(_records, "CHUNK", 1 << 12)
+    monkeypatch.setattr(packing, "CHUNK", 1 << 12)
     n, pieces = 1 << 12, 50
     one = make_log("trajectory", 1, n_records=n)
     one.to_parquet(tmp_path / "first.parquet")  # what pyarrow imports on the way is not counted

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpdl import CMDP, Dataset, exact, instances, learn, theory, verify
-from dpdl.data import records as _records
+from dpdl.data import packing
 
 GAMMA, KAPPA, SLATER = 0.8, 0.3, 0.4
 
@@ -86,7 +86,7 @@ def test_chunks_and_unseen_pairs_do_not_matter(monkeypatch):
     assert len(seen.pairs) < 8
     result = learn(seen, gamma=GAMMA, psi=3, slater=SLATER, T=500, rho0=cmdp.rho0, rng=0, floor=1e-3)
     whole = verify(result, log, rho0=cmdp.rho0, eps=0.1)
-    monkeypatch.setattr(_records, "CHUNK", 7)
+    monkeypatch.setattr(packing, "CHUNK", 7)
     parts = verify(result, log, rho0=cmdp.rho0, eps=0.1)
     np.testing.assert_allclose(parts.flow_residual, whole.flow_residual, rtol=0, atol=1e-13)
     np.testing.assert_allclose(parts.utilities, whole.utilities, rtol=0, atol=1e-13)

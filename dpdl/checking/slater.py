@@ -35,7 +35,7 @@ from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import chunks
+from dpdl.data.packing import chunks
 from dpdl.data.reference import Reference
 from dpdl.models import linear_programs as programs
 from dpdl.models.answers import slater

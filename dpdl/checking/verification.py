@@ -21,7 +21,7 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import chunks
+from dpdl.data.packing import chunks
 from dpdl.result import Result
 
 

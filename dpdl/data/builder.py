@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
-from dpdl.data import records as layout
-from dpdl.data import storage
-from dpdl.data.records import INT32_MAX, record_dtype
+from dpdl.data import packing, storage
+from dpdl.data.packing import INT32_MAX, record_dtype
 from dpdl.data.storage import MOST_UTILITIES, PAIRS, RECORDS, STARTS, Sizes
 from dpdl.data.units import CostLimits, Units, parse_units, scales
 from dpdl.files.atomic import naming_the_target, replacing
@@ -76,7 +75,7 @@ class DatasetBuilder:
         n_utilities = check.whole("n_utilities", n_utilities, at_most=MOST_UTILITIES)
         scale = scales("utility_scale", utility_scale, n_utilities)
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        self._prepare(path, layout.sizes(n_states, n_actions), units, overwrite)
+        self._prepare(path, packing.sizes(n_states, n_actions), units, overwrite)
 
     @classmethod
     def from_costs(
@@ -109,7 +108,7 @@ class DatasetBuilder:
         check.whole("len(limits)", len(rule.limits), at_most=MOST_UTILITIES)
         builder = cls.__new__(cls)
         units = rule.units(check.real("reward_scale", reward_scale, above=0), np.zeros(len(rule.limits)))
-        builder._prepare(path, layout.sizes(n_states, n_actions), units, overwrite, rule)
+        builder._prepare(path, packing.sizes(n_states, n_actions), units, overwrite, rule)
         return builder
 
     @classmethod
@@ -154,7 +153,7 @@ class DatasetBuilder:
         self._costs, self._largest = costs, np.zeros(len(units.utility_scale))
         self._dtype = record_dtype(len(units.utility_scale))
         self._numbering = _Numbering(sizes[0] * sizes[1])
-        size = layout.chunk_size(self._dtype)
+        size = packing.chunk_size(self._dtype)
         self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
         self._n_waiting = 0  # elements of these buffers that are not yet written
         self._starts: list[NDArray[np.int64]] = []
@@ -218,13 +217,13 @@ class DatasetBuilder:
                 else "append can only be called inside the builder's with statement"
             )
         first = self._n_records
-        s, a, s_next = layout.moves(s, a, s_next, self._n_states, self._n_actions, first)
+        s, a, s_next = packing.moves(s, a, s_next, self._n_states, self._n_actions, first)
         if self._costs is None:
             u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first, copy=False)
-            records = layout.pack(s_next, r, u, self._divisors, first)
+            records = packing.pack(s_next, r, u, self._divisors, first)
         else:
             u = self._costs.slack(u, len(s), first)
-            records = layout.pack(s_next, r, np.zeros_like(u), self._divisors, first)
+            records = packing.pack(s_next, r, np.zeros_like(u), self._divisors, first)
             records["u"] = u
         trajectories = starts is not None
         if self._trajectories is not None and trajectories != self._trajectories:
@@ -232,7 +231,7 @@ class DatasetBuilder:
         if len(s) == 0:
             return
         if starts is not None:
-            positions = layout.begins(starts, s, s_next, first, self._previous)
+            positions = packing.begins(starts, s, s_next, first, self._previous)
             self._starts.append(positions + first)
             self._n_starts += len(positions)
         self._trajectories, self._previous = trajectories, int(s_next[-1])
@@ -304,7 +303,7 @@ class DatasetBuilder:
     def _stored(self, name: str, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
         """Read back what has been written, in chunks."""
         offset = len(npy_header(dtype, 0))
-        while len(part := np.fromfile(self._folder / name, dtype, layout.chunk_size(dtype), offset=offset)):
+        while len(part := np.fromfile(self._folder / name, dtype, packing.chunk_size(dtype), offset=offset)):
             yield part
             offset += part.nbytes
 
@@ -318,7 +317,7 @@ class _Numbering:
 
     def of(self, flat: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the number of each pair; those not seen before get the next ones."""
-        values, positions = layout.rank(flat, self.bound)
+        values, positions = packing.rank(flat, self.bound)
         place = np.searchsorted(self.pairs, values)
         new = np.append(self.pairs, -1)[place] != values
         known = len(self.pairs)

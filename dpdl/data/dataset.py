@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
-from dpdl.data import parquet_file, storage
-from dpdl.data import records as layout
-from dpdl.data.records import record_dtype
+from dpdl.data import packing, parquet_file, storage
+from dpdl.data.packing import record_dtype
 from dpdl.data.storage import PAIRS, RECORDS, STARTS, Sizes
 from dpdl.data.units import CostLimits, Units, scales
 
@@ -52,7 +51,7 @@ class Dataset:
     ----------
     s, a, s_next, r, u : arrays
         The columns, read-only.
-    pairs, counts : int64 arrays
+    pairs, pair_counts : int64 arrays
         The visited pairs as s * n_actions + a, ascending, and how often each occurs.
     pair : int32 array
         For each transition, the position of its pair in `pairs`.
@@ -73,7 +72,7 @@ class Dataset:
     Examples
     --------
     >>> log = Dataset([0, 1, 0], [0, 1, 0], [1, 0, 0], [0.5, 1, 0], [[0.1], [-1], [1]], n_states=2, n_actions=2)
-    >>> len(log), log.pairs.tolist(), log.counts.tolist()
+    >>> len(log), log.pairs.tolist(), log.pair_counts.tolist()
     (3, [0, 3], [2, 1])
     """
 
@@ -102,17 +101,17 @@ class Dataset:
         utility_scale: float | Sequence[float] = 1.0,
         starts: ArrayLike | None = None,
     ) -> None:
-        n_states, n_actions = layout.sizes(n_states, n_actions)
+        n_states, n_actions = packing.sizes(n_states, n_actions)
         s = check.indices("s", s, n_states, copy=False)
         if len(s) == 0:
             raise ValueError("the data set is empty: s has length 0")
-        s, a, s_next = layout.moves(s, a, s_next, n_states, n_actions)
-        begins = None if starts is None else layout.begins(starts, s, s_next)
+        s, a, s_next = packing.moves(s, a, s_next, n_states, n_actions)
+        begins = None if starts is None else packing.begins(starts, s, s_next)
         u = check.numbers_array("u", u, shape=(len(s), None), copy=False)
         scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        records = layout.pack(s_next, r, u, units)
-        pairs, records["pair"] = layout.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
+        records = packing.pack(s_next, r, u, units)
+        pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
         # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
         arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
         self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
@@ -165,7 +164,7 @@ class Dataset:
         >>> log.units.costs([0.0]).tolist()
         [0.5]
         """
-        n_states, n_actions = layout.sizes(n_states, n_actions)
+        n_states, n_actions = packing.sizes(n_states, n_actions)
         s = check.indices("s", s, n_states, copy=False)
         costs = check.numbers_array("costs", costs, shape=(len(s), None), copy=False)
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
@@ -208,7 +207,7 @@ class Dataset:
         >>> log.kind, log.starts.tolist(), log.s_next.tolist()
         ('trajectories', [0, 2], [1, 1, 1, 1])
         """
-        columns, starts = layout.join(trajectories)
+        columns, starts = packing.join(trajectories)
         return cls(*columns, starts=starts, **options)
 
     @classmethod
@@ -377,7 +376,7 @@ class Dataset:
     @cached_property
     def table_counts(self) -> NDArray[np.int64]:
         """How often each pair of `table` occurs."""
-        return check.frozen(layout.count(self.records, len(self.table)))
+        return check.frozen(packing.count(self.records, len(self.table)))
 
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
@@ -385,7 +384,7 @@ class Dataset:
         return self.table if self.table_counts.all() else check.frozen(self.table[self.table_counts > 0])
 
     @cached_property
-    def counts(self) -> NDArray[np.int64]:
+    def pair_counts(self) -> NDArray[np.int64]:
         """How often each of `pairs` occurs."""
         return self.table_counts if self.table_counts.all() else check.frozen(self.table_counts[self.table_counts > 0])
 
@@ -393,7 +392,7 @@ class Dataset:
     def frequencies(self) -> NDArray[np.float64]:
         """How often each pair occurs, divided by the number of transitions, shape (S, A): the empirical mu."""
         mu = np.zeros(self.n_states * self.n_actions)
-        mu[self.pairs] = self.counts / len(self)
+        mu[self.pairs] = self.pair_counts / len(self)
         return mu.reshape(self.n_states, self.n_actions)
 
     @cached_property
@@ -479,7 +478,7 @@ class Dataset:
         return {RECORDS: self._chunks(), PAIRS: [self.pairs], STARTS: [] if self.starts is None else [self.starts]}
 
     def _chunks(self) -> Iterator[NDArray[Any]]:
-        for view in layout.chunks(self.records):
+        for view in packing.chunks(self.records):
             part = view
             if len(self.pairs) < len(self.table):
                 part = view.copy()

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data import records as layout
+from dpdl.data import packing
 from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
 from dpdl.data.parquet_file import KEY, SUM, Description, pyarrow
@@ -207,7 +207,7 @@ class Reader:
                     for batch in file.iter_batches(1, columns=self.utilities, use_threads=False):
                         self._lists(batch, self.utilities[0])  # sets n_utilities, which the batch size depends on
                         break
-                size = layout.chunk_size(layout.record_dtype(self.n_utilities or 0))
+                size = packing.chunk_size(packing.record_dtype(self.n_utilities or 0))
                 for batch in file.iter_batches(size, columns=wanted, use_threads=False):
                     if batch.num_rows:
                         yield self._chunk(batch)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data import records as layout
+from dpdl.data import packing
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
 from dpdl.files.headers import parse_json
@@ -90,7 +90,7 @@ class Description:
             if verify and metadata.get(SUM) != hashlib.sha256(text).hexdigest().encode("ascii"):
                 raise ValueError(f"{SUM.decode()!r} is not its SHA-256; verify=False reads the file as it is")
             found = cls(**parse_json(text))
-            layout.sizes(found.n_states, found.n_actions)
+            packing.sizes(found.n_states, found.n_actions)
             check.flag("trajectories", found.trajectories)
             return replace(found, units=parse_units(found.units))
         except (TypeError, ValueError) as error:
@@ -127,7 +127,7 @@ def write(dataset: Log, path: str | os.PathLike[str], *, overwrite: bool = False
 def _columns_of(dataset: Log) -> Iterator[list[NDArray[Any]]]:
     """Columns of a log, in chunks."""
     first = 0
-    for part in layout.chunks(dataset.records):
+    for part in packing.chunks(dataset.records):
         s, a = np.divmod(dataset.table[part["pair"]], dataset.n_actions)
         columns = [s.astype(np.int32), a.astype(np.int32), part["s_next"]]
         if dataset.starts is not None:

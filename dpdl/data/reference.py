@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import sizes
+from dpdl.data.packing import sizes
 from dpdl.settings import SMALLEST_FLOOR
 
 
@@ -107,4 +107,4 @@ def estimate_reference(dataset: Dataset, floor: float) -> Reference:
     """
     check.instance("dataset", dataset, Dataset)
     floor = check.real("floor", floor, at_least=SMALLEST_FLOOR, at_most=1)
-    return Reference(dataset.pairs, dataset.counts, len(dataset), floor, dataset.n_states, dataset.n_actions)
+    return Reference(dataset.pairs, dataset.pair_counts, len(dataset), floor, dataset.n_states, dataset.n_actions)

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data.records import INT32_MAX, begins, chunks, record_dtype
+from dpdl.data.packing import INT32_MAX, begins, chunks, record_dtype
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
 from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json

@@ -21,7 +21,7 @@ from dpdl import _core, theory
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import INT32_MAX
+from dpdl.data.packing import INT32_MAX
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.learning.bins import Bins
 from dpdl.mixing.estimate import estimate_mixing_time

@@ -27,7 +27,7 @@ from scipy.spatial.distance import pdist
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import chunks
+from dpdl.data.packing import chunks
 from dpdl.mixing.chain import EXACT_STATES, mixing_time_dense, stationary_of
 
 _THRESHOLD = 0.25

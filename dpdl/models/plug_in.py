@@ -7,7 +7,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from dpdl.data.dataset import Dataset
-from dpdl.data.records import chunks
+from dpdl.data.packing import chunks
 from dpdl.models.cmdp import CMDP
 
 
@@ -34,7 +34,7 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
         for total, values in zip(totals, (part["r"], *part["u"].T), strict=True):
             total += np.bincount(flat, weights=values, minlength=n_pairs)
     counts = np.zeros(n_pairs)
-    counts[dataset.pairs] = dataset.counts
+    counts[dataset.pairs] = dataset.pair_counts
     unseen = np.flatnonzero(counts == 0)
     moves += sp.coo_array((np.ones(len(unseen)), (unseen, unseen // dataset.n_actions)), shape=moves.shape).tocsr()
     counts[unseen], totals[:, unseen] = 1, -1
