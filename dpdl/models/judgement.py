@@ -1,0 +1,391 @@
+"""What a log says about a policy: its reward and its constraints on the plug-in model, with standard errors.
+
+The value of a policy on the plug-in model is the efficient estimate of its true value. To first order its error is a
+sum of independent errors, one for each visited pair, because V enters through the rows of the log only:
+
+    variance of J-hat = sum over (s, a) of nu(s,a)^2 / N(s,a) Var[r + gamma V(s') | s, a] + Var[V(s_0)] / n_0
+
+with N(s,a) visits, the occupancy nu and the value function V of the policy on the plug-in model, and n_0 logged first
+states. With few visits the variance of a row is uncertain itself; a pair that was seen once counts with the largest
+variance that is possible. Pairs that the log does not show are worst-case (`dpdl.models.plug_in`), in the estimate and
+not in its standard error.
+
+Where episodes end, the same is done with gamma = 1: figures per episode, if every episode ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.csgraph import breadth_first_order
+
+from dpdl import _validation as check
+from dpdl import policy as policies
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.data.units import Units
+from dpdl.models.cmdp import CMDP
+from dpdl.models.plug_in import plug_in
+
+#: A constraint counts as kept if it is exceeded by no more than this much, normalised: (1-gamma) J^u >= -TOLERANCE.
+TOLERANCE = 1e-6
+#: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
+DIRECT_STATES = 2000
+#: Relative residual to which systems are solved.
+RESIDUAL = 1e-10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One estimated figure, in the caller's units.
+
+    Attributes
+    ----------
+    name : str
+        "reward", or the name of the constraint.
+    value, error : float
+        Estimate and standard error of the discounted total (of the discounted average per step if the limit is one).
+    limit : float or None
+        Upper limit of a cost; the lower limit 0 of a utility; None for the reward.
+    is_cost : bool
+        Whether the limit is an upper one.
+    kept : bool or None
+        Whether the estimate keeps the limit; None for the reward.
+    per_episode, per_episode_error : float or None
+        The same without discounting, for a whole episode; None unless episodes end.
+    """
+
+    name: str
+    value: float
+    error: float
+    limit: float | None = None
+    is_cost: bool = False
+    kept: bool | None = None
+    per_episode: float | None = None
+    per_episode_error: float | None = None
+
+    def with_episode(self, figures: tuple[Array, Array] | None, k: int) -> Figure:
+        """The same with the k-th of (totals, errors) per episode, if there are any."""
+        if figures is None:
+            return self
+        return replace(self, per_episode=float(figures[0][k]), per_episode_error=float(figures[1][k]))
+
+    def shortfall(self) -> str:
+        """By how much a broken limit is exceeded, in words."""
+        assert self.limit is not None
+        over = abs(self.value - self.limit)
+        surely = f"{over / self.error:.1f} standard errors" if self.error > 0 else "without error"
+        side = "above its limit" if self.is_cost else "below its limit"
+        return f"{self.name} is estimated at {self.value:.4g}, {over:.2g} {side} of {self.limit:.4g} ({surely})"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Estimates for a policy from the data of a log, `judge` says how.
+
+    Attributes
+    ----------
+    reward : Figure
+    constraints : tuple of Figure
+    unseen : float
+        Share of the (discounted) time that the policy spends at pairs which the log does not show.
+    flow_residual : float or None
+        Of a learned x: the 1-norm of A'nu - rho0 times (1-gamma), how far it is from being an occupancy.
+    bound : float or None
+        No safe policy within the deviation of the run earns more on the plug-in model, in the caller's units.
+    """
+
+    reward: Figure
+    constraints: tuple[Figure, ...]
+    unseen: float
+    gamma: float
+    n_transitions: int
+    flow_residual: float | None = None
+    bound: float | None = None
+    occupancy: Array | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def kept(self) -> bool:
+        """Whether every constraint is estimated to be kept."""
+        return all(one.kept for one in self.constraints)
+
+    @property
+    def broken(self) -> tuple[Figure, ...]:
+        """The constraints that are estimated to be broken."""
+        return tuple(one for one in self.constraints if not one.kept)
+
+    @property
+    def gap(self) -> float | None:
+        """How much more a policy of the class could earn at most: `bound` less the reward; None without a bound."""
+        return None if self.bound is None else self.bound - self.reward.value
+
+    @cached_property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table that a person reads: name, estimate, standard error, limit, verdict, per episode."""
+        found: list[tuple[str, ...]] = []
+        for one in (self.reward, *self.constraints):
+            limit = "" if one.limit is None else f"{'<=' if one.is_cost else '>='} {one.limit:.4g}"
+            verdict = "" if one.kept is None else "kept" if one.kept else "BROKEN"
+            episode = " +- ".join(filter(None, (_tidy(one.per_episode), _tidy(one.per_episode_error, 2))))
+            found.append((one.name, _tidy(one.value), _tidy(one.error, 2), limit, verdict, episode))
+        return found
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """Titles of the columns of `rows`."""
+        return ("estimate from the log", "discounted", "std. error", "limit", "", "per episode")
+
+    def lines(self) -> list[str]:
+        """The judgement in lines of text."""
+        table = [self.header, *self.rows]
+        shown = [k for k in range(len(self.header)) if any(row[k] for row in table[1:])]
+        widths = {k: max(len(row[k]) for row in table) for k in shown}
+        lines = [
+            "  ".join(row[k].ljust(widths[k]) if k == 0 else row[k].rjust(widths[k]) for k in shown).rstrip()
+            for row in table
+        ]
+        if self.gap is not None:
+            lines.append(f"no safe policy as near to the data earns more than {self.bound:.4g} (gap {self.gap:.2g})")
+        if self.unseen > 1e-9:
+            lines.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{title}</th>" for title in self.header)
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in self.rows)
+        rest = "".join(f"<p>{line}</p>" for line in self.lines()[1 + len(self.rows) :])
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def _tidy(value: float | None, digits: int = 4) -> str:
+    """A number for people: what is nothing but rounding is zero."""
+    return "" if value is None else f"{value if abs(value) > 1e-9 else 0.0:.{digits}g}"
+
+
+def judge(
+    policy: ArrayLike,
+    dataset: Dataset,
+    *,
+    gamma: float,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+) -> Judgement:
+    """Estimate reward and constraints of a policy from a log, in the caller's units, with standard errors.
+
+    Parameters
+    ----------
+    policy : array_like, shape (S, A)
+        Action probabilities in each state, from anywhere.
+    dataset : Dataset
+        The log.
+    gamma : float
+        Discount.
+    rho0, initial_states : array_like, optional
+        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+
+    Returns
+    -------
+    Judgement
+        Estimates, not guarantees: a policy that was optimised on the same log looks better on it than it is.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 1000)
+    >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
+    ...                          n_states=1, n_actions=2)
+    >>> judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
+    estimate from the log  discounted  std. error   limit
+    reward                          1           0
+    cost 0                     0.9987      0.0092  <= 1.2  kept
+    """
+    model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
+    given = rho0 is not None or initial_states is not None
+    return Judge(dataset, model, not given).of(check.policy_array("policy", policy, *model.r.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Estimates for many policies from one log; the plug-in model is made once.
+
+    Parameters
+    ----------
+    dataset, model : Dataset, CMDP
+        The log and its plug-in model.
+    estimated_start : bool
+        Whether the initial distribution is that of the log's episodes, which adds to standard errors.
+    """
+
+    dataset: Dataset
+    model: CMDP
+    estimated_start: bool
+
+    @cached_property
+    def counts(self) -> Array:
+        """Visits of each pair, (S A,)."""
+        found = np.zeros(self.model.r.size)
+        found[self.dataset.pairs] = self.dataset.pair_counts
+        return found
+
+    def of(self, policy: Array, *, flow_residual: float | None = None, bound: float | None = None) -> Judgement:
+        """Estimate reward and constraints of a policy; `flow_residual` and `bound` (unscaled) are passed on."""
+        model, units = self.model, self.dataset.units
+        chain = Chain(model, policy, model.gamma)
+        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
+        occupancy = chain.occupancy()
+        values = gains @ occupancy
+        errors = self._errors(occupancy, chain.values(gains), model.gamma)
+        names = constraint_names(units, model.n_utilities)
+        episodes = self._per_episode(policy)
+        reward = Figure("reward", units.reward(values[0]), units.reward_scale * errors[0]).with_episode(episodes, 0)
+        normaliser = 1 - model.gamma
+        found = []
+        for i, name in enumerate(names):
+            kept = bool(normaliser * values[1 + i] >= -TOLERANCE)
+            scale = units.utility_scale[i]
+            if units.limits is None:
+                figure = Figure(name, scale * values[1 + i], scale * errors[1 + i], 0.0, False, kept)
+            else:
+                limit, shrink = units.limits[i], scale * (normaliser if units.normalised else 1.0)
+                figure = Figure(name, limit - shrink * values[1 + i], shrink * errors[1 + i], limit, True, kept)
+            found.append(figure.with_episode(episodes, 1 + i))
+        return Judgement(
+            reward=reward,
+            constraints=tuple(found),
+            unseen=float(normaliser * occupancy[self.counts == 0].sum()),
+            gamma=model.gamma,
+            n_transitions=len(self.dataset),
+            flow_residual=flow_residual,
+            bound=None if bound is None else units.reward(bound),
+            occupancy=occupancy.reshape(policy.shape),
+        )
+
+    def _per_episode(self, policy: Array) -> tuple[Array, Array] | None:
+        """Expected totals of an episode and their standard errors, in the caller's units; None if some never end."""
+        model, units = self.model, self.dataset.units
+        if model.ends is None:
+            return None
+        chain = Chain(model, policy, 1.0)
+        if not chain.always_ends:
+            return None
+        scale = np.append(units.reward_scale, units.utility_scale)[:, None]
+        gains = scale * np.concatenate([model.r[None], model.u]).reshape(len(scale), -1)
+        rule = units.cost_limits()
+        if rule is not None:  # utilities back to costs; an end carries the limit of what would have followed
+            share = model.ends.ravel()
+            gains[1:] = np.outer(rule.rate, 1 - share) + np.outer(rule.total, share) - gains[1:]
+        occupancy = chain.occupancy()
+        return gains @ occupancy, self._errors(occupancy, chain.values(gains), 1.0, in_units=True)
+
+    def _errors(self, occupancy: Array, values: Array, gamma: float, in_units: bool = False) -> Array:
+        """Standard errors of gains @ occupancy; `values` are the value functions, one a row."""
+        data, size = self.dataset, len(self.dataset.table)
+        n = data.table_counts.astype(np.float64)
+        weight = np.divide(occupancy[data.table] ** 2, n, where=n > 0, out=np.zeros(size))
+        found, scale, rule = np.zeros(len(values)), data.units, data.units.cost_limits()
+        for k, V in enumerate(values):
+            after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
+            total, square, first, widest = np.zeros(size), np.zeros(size), 0, 0.0
+            centre = float(V.mean())
+            for part, repeats in data.parts(at_least=size):
+                y = part["r"] if k == 0 else part["u"][:, k - 1]
+                spread: Array | float = 0.0
+                if data.spreads is not None:
+                    rows = data.spreads[first : first + len(part)]
+                    spread = rows["r"] if k == 0 else rows["u"][:, k - 1]
+                if in_units:
+                    factor = scale.reward_scale if k == 0 else scale.utility_scale[k - 1]
+                    y, spread = factor * y, factor**2 * spread
+                    if rule is not None and k > 0:
+                        y = np.where(part["s_next"] < 0, rule.total[k - 1], rule.rate[k - 1]) - y
+                y = y + gamma * (after[part["s_next"]] - centre)  # centred, for the sake of the variance
+                total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
+                square += np.bincount(part["pair"], weights=(y * y + spread) * repeats, minlength=size)
+                widest = max(widest, float(np.ptp(y)))
+                first += len(part)
+            mean = total / np.maximum(n, 1)
+            variance = np.maximum(square - n * mean**2, 0) / np.maximum(n - 1, 1)
+            variance[n < 2] = (widest / 2) ** 2
+            found[k] = weight @ variance
+            if self.estimated_start and data.initial_counts is not None:
+                rho0 = self.model.rho0
+                found[k] += float(rho0 @ (V - rho0 @ V) ** 2) / max(1, int(data.initial_counts.sum()) - 1)
+        return np.sqrt(found)
+
+
+def constraint_names(units: Units, n: int) -> tuple[str, ...]:
+    """Names of the constraints: those of the caller, or numbered."""
+    kind = "utility" if units.limits is None else "cost"
+    return getattr(units, "names", None) or tuple(f"{kind} {i}" for i in range(n))
+
+
+class Chain:
+    """The states of a model under a policy, discounted by `gamma`, which may be one where every episode ends.
+
+    Only states that are reached from the initial ones take part; the values of others are zero.
+    """
+
+    def __init__(self, model: CMDP, policy: Array, gamma: float) -> None:
+        self.model, self.gamma = model, gamma
+        self.choose = policies.choice_matrix(policy)
+        kernel = sp.csr_array(self.choose @ model.P)
+        kernel.eliminate_zeros()
+        self.reached = _reachable(kernel, np.flatnonzero(model.rho0))
+        self.kernel = kernel[self.reached][:, self.reached]
+        self.matrix = sp.csc_array(sp.eye_array(len(self.reached)) - gamma * self.kernel)
+
+    @property
+    def always_ends(self) -> bool:
+        """Whether an end can be reached from every state that is reached, so that each episode ends."""
+        if self.model.ends is None:
+            return False
+        ends = np.flatnonzero((self.choose @ self.model.ends.ravel())[self.reached])
+        return len(_reachable(sp.csr_array(self.kernel.T), ends)) == len(self.reached)
+
+    def occupancy(self) -> Array:
+        """Expected discounted visits of the pairs, (S A,)."""
+        p = np.zeros(self.model.n_states)
+        p[self.reached] = np.maximum(self._solve(self.model.rho0[self.reached], transposed=True), 0.0)
+        return self.choose.T @ p
+
+    def values(self, gains: Array) -> Array:
+        """Value functions of gains (k, S A), one a row, (k, S)."""
+        V = np.zeros((len(gains), self.model.n_states))
+        for row, gain in zip(V, gains, strict=True):
+            row[self.reached] = self._solve((self.choose @ gain)[self.reached], transposed=False)
+        return V
+
+    @cached_property
+    def _factors(self) -> Any:
+        return scipy.sparse.linalg.splu(self.matrix)
+
+    def _solve(self, right: Array, *, transposed: bool) -> Array:
+        """Solve (I - gamma K) x = right, or the transposed system.
+
+        Sparse factors of random graphs fill in, so an iteration comes first for many states; chains for which it fails
+        mix slowly, and those usually have sparse factors.
+        """
+        if len(right) > DIRECT_STATES:
+            matrix = sp.csr_array(self.matrix.T if transposed else self.matrix)
+            x, failed = scipy.sparse.linalg.bicgstab(matrix, right, rtol=RESIDUAL, maxiter=300)
+            if not failed:
+                return x
+        return self._factors.solve(right, trans="T" if transposed else "N")
+
+
+def _reachable(kernel: sp.csr_array, start: NDArray[np.intp]) -> NDArray[np.intp]:
+    """States that can be reached from those in `start`, ascending."""
+    n = kernel.shape[0]
+    links = sp.csr_array((np.ones(len(start)), (np.zeros(len(start), dtype=np.intp), start)), shape=(1, n))
+    graph = sp.csr_array(sp.block_array([[kernel, None], [links, sp.csr_array((1, 1))]]))  # one node leads to them
+    found = breadth_first_order(graph, n, return_predecessors=False)
+    return np.sort(found[found < n])

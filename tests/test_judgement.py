@@ -1,0 +1,162 @@
+"""Estimates of policies from a log: their values, their standard errors, and how they are shown."""
+
+import numpy as np
+import pytest
+
+from dpdl import CMDP, Dataset, exact
+from dpdl.models import judgement
+from dpdl.models.judgement import Judge, judge
+from test_ends import GAMMA, ending_model
+
+UNIFORM = np.full((6, 3), 1 / 3)
+
+
+def fast_model(seed=0, S=6, A=3, I=2, gamma=GAMMA):
+    rng = np.random.default_rng(seed)
+    P = rng.dirichlet(np.full(S, 0.5), (S, A))
+    return CMDP(P, rng.uniform(-1, 1, (S, A)), rng.uniform(-1, 1, (I, S, A)), gamma, rng.dirichlet(np.ones(S)))
+
+
+def estimates(found):
+    return np.array([(one.value, one.error) for one in (found.reward, *found.constraints)]).T
+
+
+def test_estimates_are_the_values_on_the_plug_in_model():
+    log = ending_model().rollout(3000, UNIFORM, rng=0)
+    policy = np.random.default_rng(1).dirichlet(np.ones(3), 6)
+    exactly = exact.plug_in(log, GAMMA).evaluate(policy)
+    found = judge(policy, log, gamma=GAMMA)
+    np.testing.assert_allclose(estimates(found)[0], [exactly.reward, *exactly.utilities], rtol=1e-10)
+    np.testing.assert_allclose(found.occupancy, exactly.occupancy, rtol=1e-10)
+    assert found.unseen == 0
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_systems_of_many_states_are_solved_as_those_of_few(limit, monkeypatch):
+    monkeypatch.setattr(judgement, "DIRECT_STATES", limit)
+    model = fast_model(3, S=300, gamma=0.99)
+    policy = np.random.default_rng(1).dirichlet(np.ones(3), 300)
+    chain, exactly = judgement.Chain(model, policy, model.gamma), model.evaluate(policy)
+    np.testing.assert_allclose(chain.occupancy().reshape(300, 3), exactly.occupancy, rtol=1e-7, atol=1e-12)
+    V = chain.values(np.concatenate([model.r[None], model.u]).reshape(3, -1))
+    np.testing.assert_allclose(V @ model.rho0, [exactly.reward, *exactly.utilities], rtol=1e-8)
+
+
+def test_the_standard_error_of_a_bandit_is_the_textbook_one():
+    rng = np.random.default_rng(0)
+    c = rng.exponential(size=500)
+    zeros = np.zeros(500, dtype=int)
+    log = Dataset.from_costs(zeros, zeros, zeros, c, c, 2.0, gamma=0.5, normalised=True, n_states=1, n_actions=1,
+                             reward_scale=c.max())  # fmt: skip
+    found = judge([[1.0]], log, gamma=0.5, rho0=[1.0])
+    cost = found.constraints[0]
+    assert cost.value == pytest.approx(c.mean(), rel=1e-12)
+    assert cost.error == pytest.approx(c.std(ddof=1) / np.sqrt(500), rel=1e-9)
+    assert found.reward.value == pytest.approx(2 * c.mean(), rel=1e-12)
+    assert cost.limit == 2.0
+    assert cost.kept
+    assert cost.is_cost
+
+
+def test_counts_give_the_same_judgement():
+    log = ending_model().rollout(3000, UNIFORM, rng=0)
+    counted = Dataset.from_counts(**log.counts(), initial=log.initial_counts, n_states=6, n_actions=3)
+    one, other = (judge(UNIFORM, each, gamma=GAMMA) for each in (log, counted))
+    np.testing.assert_allclose(estimates(one), estimates(other), rtol=1e-9)
+    assert one.reward.per_episode == pytest.approx(other.reward.per_episode, rel=1e-9)
+    assert one.reward.per_episode_error == pytest.approx(other.reward.per_episode_error, rel=1e-6)
+
+
+def test_figures_per_episode_are_those_of_the_episodes():
+    """The behaviour policy itself: its figures are close to the means over the logged episodes."""
+    model = ending_model(2, share=0.8)
+    log = model.rollout(60_000, UNIFORM, rng=0)
+    costs = np.random.default_rng(1).uniform(0, 3, (len(log), 1))
+    columns = (log.s, log.a, log.s_next, 7 * log.r, costs)
+    marks = {"terminated": log.terminated, "starts": log.starts, "n_states": 6, "n_actions": 3}
+    priced = Dataset.from_costs(*columns, 40.0, gamma=GAMMA, normalised=False, reward_scale=7, **marks)
+    found = judge(UNIFORM, priced, gamma=GAMMA)
+    episode = np.repeat(np.arange(len(log.starts)), np.diff(np.append(log.starts, len(log))))
+    step = np.arange(len(log)) - log.starts[episode]
+    for figure, column in ((found.reward, 7 * log.r), (found.constraints[0], costs[:, 0])):
+        total = np.bincount(episode, weights=column)
+        discounted = np.bincount(episode, weights=GAMMA**step * column)
+        assert figure.per_episode == pytest.approx(total.mean(), abs=4 * total.std() / np.sqrt(len(total)))
+        assert figure.value == pytest.approx(discounted.mean(), abs=4 * discounted.std() / np.sqrt(len(total)))
+        assert figure.error <= 1.2 * discounted.std() / np.sqrt(len(total))
+        assert 0.3 < figure.per_episode_error / (total.std() / np.sqrt(len(total))) < 1.2
+
+
+def test_episodes_that_may_never_end_have_no_figures_per_episode():
+    model = ending_model()
+    ends = np.zeros((2, 1))
+    stuck = CMDP([[[0.5, 0.5]], [[0.0, 1.0]]], np.zeros((2, 1)), np.zeros((1, 2, 1)), 0.9, [1, 0], ends=ends)
+    assert stuck.ends is None
+    P = [[[0.0, 0.5]], [[0.0, 1.0]]]
+    half = CMDP(P, np.zeros((2, 1)), np.zeros((1, 2, 1)), 0.9, [1, 0], ends=[[0.5], [0.0]])
+    log = half.sample(1000, [[0.5], [0.5]], rng=0)
+    assert judge([[1.0], [1.0]], log, gamma=0.9, rho0=[1, 0]).reward.per_episode is None
+    whole = model.rollout(1000, UNIFORM, rng=0)
+    assert judge(UNIFORM, whole, gamma=0.9).reward.per_episode is not None
+
+
+def test_pairs_that_the_log_does_not_show_are_worst_case_and_told():
+    log = Dataset([0, 0], [0, 0], [0, 0], [1, 1], [[1], [1]], n_states=1, n_actions=2)
+    found = judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
+    assert found.unseen == pytest.approx(0.5)
+    assert found.reward.value == pytest.approx(0.0)
+    assert "50.00% of the time is spent at pairs that the log does not show" in repr(found)
+
+
+def test_a_pair_that_was_seen_once_counts_with_the_largest_variance():
+    log = Dataset([0, 0, 0], [0, 0, 1], [0] * 3, [1.0, -1.0, 0.0], [[0]] * 3, n_states=1, n_actions=2)
+    found = judge([[0.0, 1.0]], log, gamma=0.5, rho0=[1.0])
+    assert found.reward.error == pytest.approx(2.0)  # occupancy 2, rewards in [-1, 1]
+
+
+def test_broken_limits_are_told():
+    log = Dataset.from_costs([0] * 4, [0] * 4, [0] * 4, [0] * 4, [3.0, 1, 3, 1], 1.5, gamma=0.5, normalised=True,
+                             n_states=1, n_actions=1)  # fmt: skip
+    found = judge([[1.0]], log, gamma=0.5, rho0=[1.0])
+    assert not found.kept
+    assert [one.name for one in found.broken] == ["cost 0"]
+    assert found.broken[0].shortfall() == ("cost 0 is estimated at 2, 0.5 above its limit of 1.5 (0.9 standard errors)")
+    assert "BROKEN" in repr(found)
+    assert "<td>BROKEN</td>" in found._repr_html_()
+
+
+def coverage(model, behaviour, n_policies, n_logs, per_state, seed):
+    """How often the 95% interval of each figure of each policy holds the true one."""
+    rng, S, A = np.random.default_rng(seed), *model.r.shape
+    policies = rng.dirichlet(np.ones(A), (n_policies, S))
+    true = [model.evaluate(policy) for policy in policies]
+    held = np.zeros((n_policies, 1 + model.n_utilities))
+    for k in range(n_logs):
+        draws = np.random.default_rng([seed, k])
+        if model.ends is None:
+            log = model.sample(per_state * S, np.full((S, A), 1 / (S * A)), rng=draws)
+            judging = Judge(log, exact.plug_in(log, model.gamma, model.rho0), False)
+        else:
+            log = model.rollout(per_state * S, behaviour, rng=draws)
+            judging = Judge(log, exact.plug_in(log, model.gamma), True)
+        for row, policy, value in zip(held, policies, true, strict=True):
+            estimate, error = estimates(judging.of(policy))
+            row += abs(estimate - [value.reward, *value.utilities]) <= 1.959964 * error
+    return held / n_logs
+
+
+def test_intervals_hold_the_truth():
+    """40 logs x 5 policies x 3 figures: the share is within four standard errors of 95%."""
+    for model in (fast_model(1), ending_model(3, share=0.8)):
+        share = coverage(model, UNIFORM, 5, 40, 200, seed=0).mean()
+        assert 0.88 < share <= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_state", [200, 1000])
+@pytest.mark.parametrize("make", [lambda: fast_model(1), lambda: ending_model(3, share=0.8)], ids=["fast", "ends"])
+def test_intervals_hold_the_truth_in_95_of_100_logs(make, per_state):
+    """20 policies x 500 logs; the figures of one log are dependent, so that the mean over policies is judged."""
+    share = coverage(make(), UNIFORM, 20, 500, per_state, seed=0)
+    print(f"coverage {share.mean(axis=0).round(4).tolist()}, of single policies {share.min():.3f} to {share.max():.3f}")
+    assert ((share.mean(axis=0) >= 0.93) & (share.mean(axis=0) <= 0.97)).all()
