@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from dpdl import theory
 from dpdl.settings import Resolved
@@ -29,6 +31,15 @@ class Premise:
     name: str
     holds: bool
     detail: str
+
+
+def combined(premises_of_runs: Iterable[Iterable[Premise]]) -> dict[str, Premise]:
+    """The premises of several runs by name: one that fails in any of them fails."""
+    found: dict[str, Premise] = {}
+    for premise in chain.from_iterable(premises_of_runs):
+        if premise.name not in found or (found[premise.name].holds and not premise.holds):
+            found[premise.name] = premise
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,21 +148,15 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
 
 def _premises_of_eps(problem: Problem, settings: Resolved, facts: Facts, n_steps: int) -> list[Premise]:
     """Premises that compare the run with the requirements of its eps; without an eps none of them holds."""
-    eps, delta, mixing_time = settings.eps, settings.delta, settings.mixing_time
+    eps = settings.eps
     if eps is None:
         names = ("eps in range", "samples for mu_hat", "steps", "kappa", "floor")
         return [Premise(name, False, "no eps was given") for name in names]
-    if mixing_time is None:
-        reference = theory.reference_samples(problem, eps, delta)
-        steps = theory.descent_steps(problem, eps, delta, settings.c_o)
-    else:
-        reference = theory.async_reference_samples(problem, eps, delta, mixing_time, settings.c_e)
-        steps = theory.async_descent_steps(problem, eps, delta, mixing_time, settings.c_o)
     limit = theory.largest_eps(problem)
     return [
         Premise("eps in range", eps <= limit * (1 + _MATCH), f"eps = {eps:.6g}, at most {limit:.6g}"),
-        _enough("samples for mu_hat", facts.n_reference, reference),
-        _enough("steps", n_steps, steps),
+        _enough("samples for mu_hat", facts.n_reference, settings.required_reference(problem)),
+        _enough("steps", n_steps, settings.required_steps(problem)),
         _equals("kappa", settings.kappa, theory.conservatism(problem, eps)),
         _equals("floor", settings.floor, theory.reference_floor(problem, eps)),
     ]

@@ -22,7 +22,7 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
 
 
 #: Where the keywords of each kind are checked.
-_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options.of}
+_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options}
 
 
 def parse(
@@ -36,7 +36,7 @@ def parse(
     options = {name: value for name, value in keywords.items() if name in known.keys() & OptionKeywords.__annotations__}
     given = {name: value for name, value in keywords.items() if name in known.keys() & InputKeywords.__annotations__}
     rest = {name: value for name, value in keywords.items() if name not in options.keys() | given.keys()}
-    checked = Options.of(**options)
+    checked = Options(**options)
     return Settings.of(settings, rest), Inputs.of(dataset, **given, **inputs), checked
 
 
