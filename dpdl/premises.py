@@ -20,13 +20,7 @@ _MATCH = 1e-9
 
 @dataclass(frozen=True)
 class Premise:
-    """One premise of a theorem: its name, whether it held, and the numbers behind the verdict.
-
-    Examples
-    --------
-    >>> Premise("fresh samples", holds=False, detail="transitions were used more than once").holds
-    False
-    """
+    """One premise of a theorem: its name, whether it held, and the numbers behind the verdict."""
 
     name: str
     holds: bool
@@ -80,18 +74,9 @@ class Facts:
 
 
 def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:
-    """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given.
+    """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given, after so many steps.
 
-    Parameters
-    ----------
-    settings : Resolved
-        Settings of the run.
-    facts : Facts
-        What else the premises depend on.
-    n_steps : int
-        Steps taken.
-    slater_refuted : bool, optional
-        Whether the data contradicts slater; then it fails even if the caller vouches for it.
+    A slater that the data contradicts (`slater_refuted`) fails even if the caller vouches for it.
 
     Examples
     --------

@@ -83,12 +83,7 @@ class Job:
 class Jobs:
     """Runs on one log that differ only in settings and seeds; everything is checked before the first begins.
 
-    Parameters
-    ----------
-    name : str
-        What a run is called in the file names of checkpoints.
-    dataset, executor, resume, keywords
-        As for `replicate`; keywords are those of `learn`.
+    `name` is what a run is called in the file names of checkpoints; the other arguments are those of `replicate`.
     """
 
     def __init__(
