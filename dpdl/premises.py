@@ -152,12 +152,9 @@ def _premises_of_data(settings: Resolved, facts: Facts) -> list[Premise]:
     shares = "share no transition" if facts.disjoint else "share transitions"
     wanted = "independent" if settings.mixing_time is None else "trajectory"
     kinds = {"independent": "independent transitions", "trajectory": "one trajectory"}
+    declared = f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}"
     return [
-        Premise(
-            kinds[wanted],
-            facts.kind == wanted,
-            f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}",
-        ),
+        Premise(kinds[wanted], facts.kind == wanted, declared),
         Premise("fresh samples", facts.fresh, repeats),
         Premise("independent mu_hat", facts.disjoint, f"mu_hat and the descent {shares}"),
     ]
@@ -182,20 +179,15 @@ def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_ste
 
 def _premises_of_model(settings: Resolved, facts: Facts, slater_refuted: bool) -> list[Premise]:
     """Premises that no run can check: the caller vouches for them or they do not hold."""
-    slater = f"slater = {settings.slater:.6g}"
+    known, slater, doubt = facts.known, f"slater = {settings.slater:.6g}", "contradicted by the data"
     found = [
-        _vouched("psi >= C*", "psi" in facts.known, f"psi = {settings.psi:.6g}"),
-        Premise("slater valid", False, f"{slater}, contradicted by the data")
-        if slater_refuted
-        else _vouched("slater valid", "slater" in facts.known, slater),
+        _vouched("psi >= C*", "psi" in known, f"psi = {settings.psi:.6g}"),
+        _vouched("slater valid", "slater" in known, slater, doubt if slater_refuted else ""),
     ]
     if settings.mixing_time is not None:
-        bound, sure = f"t_mix <= {settings.mixing_time:.6g}", 1 - settings.delta
-        found.append(
-            Premise("mixing time", False, f"{bound}, estimated from the same data with confidence {sure:g}")
-            if facts.mixing_time_estimated
-            else _vouched("mixing time", "mixing_time" in facts.known, bound)
-        )
+        bound, doubt = f"t_mix <= {settings.mixing_time:.6g}", "estimated from the same data with confidence "
+        doubt = f"{doubt}{1 - settings.delta:g}" if facts.mixing_time_estimated else ""
+        found.append(_vouched("mixing time", "mixing_time" in known, bound, doubt))
         found.append(Premise("delta below 1/2", settings.delta < 0.5, f"delta = {settings.delta:.6g}"))
     return found
 
@@ -208,5 +200,7 @@ def _equals(name: str, used: float, chosen: float) -> Premise:
     return Premise(name, math.isclose(used, chosen, rel_tol=_MATCH), f"used {used:.6g}, the theorem has {chosen:.6g}")
 
 
-def _vouched(name: str, known: bool, value: str) -> Premise:
-    return Premise(name, known, f"{value}, {'known to hold' if known else 'supplied, not verified'}")
+def _vouched(name: str, known: bool, value: str, doubt: str = "") -> Premise:
+    """A premise that holds if the caller vouches for it, unless there is a reason to doubt it."""
+    verdict = doubt or ("known to hold" if known else "supplied, not verified")
+    return Premise(name, known and not doubt, f"{value}, {verdict}")

@@ -348,7 +348,8 @@ def async_descent_steps(problem: Problem, eps: float, delta: float, mixing_time:
     y = 10 + 2 * max(offset, 0)
     for _ in range(100):
         y = max(3.0, offset + 3 * math.log(y))
-    n_steps = math.ceil(_in_range(_exp(y - log_inside + 1e-9), eps))
+    log_steps = y - log_inside + 1e-9
+    n_steps = math.ceil(_in_range(math.exp(log_steps) if log_steps < 700 else math.inf, eps))
     # Invariant: the condition holds at n_steps and beyond. A step down keeps it, since needed() increases:
     # needed(T) <= T' <= T gives needed(T') <= needed(T) <= T'.
     while n_steps > 1 and (fewer := min(needed(n_steps), max(n_steps - 1, needed(n_steps - 1)))) < n_steps:
@@ -400,10 +401,6 @@ def _bought(cost: float, count: int, budget: Callable[[float], int]) -> float:
     while budget(eps) > count:
         eps = math.nextafter(eps, math.inf)
     return eps
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 def _in_range(value: float, eps: float) -> float:

@@ -132,20 +132,8 @@ def violation_bound(
 ) -> Array:
     """Return what any learner violates at least, on average, for some theta of `no_slater` (Theorem 5.2).
 
-    Parameters
-    ----------
-    n_samples : array_like
-        N, one or many.
-    n_blocks, concentrability, gamma
-        As for `no_slater`.
-    constant : float, optional
-        If given, the result is the rate in the theorem, min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), times this. The
-        paper proves the rate for some universal constant that it does not state.
-
-    Returns
-    -------
-    ndarray, with the shape of n_samples
-        Without `constant`, the bound in the proof: v varpi/(24 (1-gamma)) with varpi from `hardest_varpi`.
+    Arguments and result are like those of `suboptimality_bound`. The rate in the theorem is
+    min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), the bound in the proof v varpi/(24 (1-gamma)).
 
     Examples
     --------

@@ -217,8 +217,8 @@ def _levels(
     position, deadline = 0, time.monotonic() + options.time_limit
     for number in range(1, plan.max_levels + 1):
         phases = plan.phases(number, position)
-        if phases is None:
-            return Status.OUT_OF_DATA, plan.shortage(number, position)
+        if isinstance(phases, str):
+            return Status.OUT_OF_DATA, phases
         previous = levels[-1] if levels else None
         taken = sum(level.n_steps for level in levels)
         of_level = replace(
@@ -351,30 +351,25 @@ class _Plan:
             chosen.append(default if value is None else check.whole(name, value, at_least=1))
         return chosen[0], chosen[1], chosen[2], steps
 
-    def phases(self, number: int, position: int) -> _Phases | None:
-        """What the level reads, beginning at `position`; None if the log is too short."""
+    def phases(self, number: int, position: int) -> _Phases | str:
+        """What the level reads, beginning at `position`; if the log is too short, a message that says so."""
         settings = self.settings(number)
         assert settings.eps is not None
         if self.reuse:
             return _Phases(settings, settings.eps, 0, self.dataset, None, self.dataset)
         n_reference, n_descent, n_verification, steps = self.needs(settings)
-        n_run = n_reference + n_descent
-        if position + n_run + n_verification > len(self.dataset):
-            return None
+        n_run, n_left = n_reference + n_descent, len(self.dataset) - position
+        if n_run + n_verification > n_left:
+            return (
+                f"level {number} (psi = {settings.psi:g}) asks for {n_run + n_verification:.2g} fresh transitions, "
+                f"{n_reference:.2g} for mu_hat, {n_descent:.2g} for the descent and {n_verification:.2g} for VERIFY, "
+                f"and {n_left:,} are left; with reuse=True every phase reads the whole log"
+            )
         if n_descent >= steps:  # each transition is used at most once: read them in the log's order
             settings = replace(settings, order="trajectory")
         run = self.dataset[position : position + n_run]
         fresh = self.dataset[position + n_run : position + n_run + n_verification]
         return _Phases(settings, settings.eps or 0.0, n_run + n_verification, run, n_reference, fresh)
-
-    def shortage(self, number: int, position: int) -> str:
-        settings = self.settings(number)
-        *needs, _ = self.needs(settings)
-        return (
-            f"level {number} (psi = {settings.psi:g}) asks for {sum(needs):.2g} fresh transitions, "
-            f"{needs[0]:.2g} for mu_hat, {needs[1]:.2g} for the descent and {needs[2]:.2g} for VERIFY, and "
-            f"{len(self.dataset) - position:,} are left; with reuse=True every phase reads the whole log"
-        )
 
     def to_json(self) -> dict[str, Any]:
         """What the levels follow from; of a function only that it was one."""
