@@ -353,16 +353,12 @@ def no_slater(
     ----------
     n_blocks : int
         S >= 4: how many states have a choice; the model has S + 4 states and two actions.
-    concentrability : float
-        C >= 2.
-    gamma : float
-        Discount, in [1/2, 1).
+    concentrability, gamma, rng
+        As for `lower_bound`.
     theta : array_like of 0 and 1, shape (S,), optional
         The hidden signs; drawn if not given.
     varpi : float, optional
         How much they matter, in (0, 1/2]; drawn uniformly if not given.
-    rng : None, int or numpy.random.Generator
-        Source of randomness for what is not given.
 
     Returns
     -------
