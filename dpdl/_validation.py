@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numbers
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,8 @@ def real(
     at_least: float = -np.inf,
     at_most: float = np.inf,
 ) -> float:
-    """Check a finite real number inside the given open (above, below) and closed (at_least, at_most) bounds.
-
-    Examples
-    --------
-    >>> real("gamma", 0.9, above=0, below=1)
-    0.9
-    >>> real("gamma", 1, above=0, below=1)
-    Traceback (most recent call last):
-        ...
-    ValueError: gamma must be > 0 and < 1, got 1.0
-    """
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+    """Check a finite real number inside the given open (above, below) and closed (at_least, at_most) bounds."""
+    value = _number(name, value, "real")
     try:
         number = float(value)
     except OverflowError:
@@ -64,35 +52,23 @@ def real(
     return number
 
 
-def time_limit(name: str, value: Any) -> float:
-    """Check a number of seconds; None and infinity are no limit.
+def convert_field(owner: Any, name: str, convert: Callable[..., Any], *, required: bool = False, **bounds: Any) -> None:
+    """Replace a field of a frozen dataclass by what `convert` makes of it; None stays None, unless it is required."""
+    value = getattr(owner, name)
+    if value is not None or required:
+        object.__setattr__(owner, name, convert(name, value, **bounds))
 
-    Examples
-    --------
-    >>> time_limit("time_limit", None)
-    inf
-    """
+
+def seconds(name: str, value: Any) -> float:
+    """Check a number of seconds; None and infinity are no limit."""
     if value is None or (isinstance(value, numbers.Real) and value == np.inf):
         return np.inf
     return real(name, value, at_least=0)
 
 
 def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1) -> int:
-    """Check a whole number inside closed bounds; a float passes only if it is one (1e6 does, 1.5 does not).
-
-    Examples
-    --------
-    >>> whole("T", 1e6)
-    1000000
-    >>> whole("T", 1.5)
-    Traceback (most recent call last):
-        ...
-    ValueError: T must be a whole number, got 1.5
-    """
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    """Check a whole number inside closed bounds; a float passes only if it is one (1e6 does, 1.5 does not)."""
+    value = _number(name, value, "whole")
     if not isinstance(value, numbers.Integral) and not float(value).is_integer():
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     number = int(value) if isinstance(value, numbers.Integral) else int(float(value))
@@ -102,73 +78,35 @@ def whole(name: str, value: Any, *, at_least: int = 0, at_most: int = 2**63 - 1)
 
 
 def text(name: str, value: Any) -> str:
-    """Check a string.
-
-    Examples
-    --------
-    >>> text("s", 3)
-    Traceback (most recent call last):
-        ...
-    TypeError: s must be a string, got int
-    """
+    """Check a string."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {type(value).__name__}")
     return value
 
 
 def path(name: str, value: Any) -> Path:
-    """Check a path.
-
-    Examples
-    --------
-    >>> path("path", None)
-    Traceback (most recent call last):
-        ...
-    TypeError: path must be a path, got NoneType
-    """
+    """Check a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path, got {type(value).__name__}")
     return Path(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Check that a value is one of the allowed strings.
-
-    Examples
-    --------
-    >>> choice("order", "random", ("shuffle", "trajectory"))
-    Traceback (most recent call last):
-        ...
-    ValueError: order must be one of 'shuffle', 'trajectory', got 'random'
-    """
+    """Check that a value is one of the allowed strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 
 def choices(name: str, values: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Check a collection of strings, all of them allowed; returned in order, without repetitions.
-
-    Examples
-    --------
-    >>> choices("known", ["slater", "psi", "psi"], ("psi", "slater"))
-    ('psi', 'slater')
-    """
+    """Check a collection of strings, all of them allowed; returned in order, without repetitions."""
     if not isinstance(values, (tuple, list, set, frozenset)):
         raise TypeError(f"{name} must be a collection of names, got {values!r}")
     return tuple(sorted({choice(name, value, allowed) for value in values}))
 
 
 def instance(name: str, value: Any, kind: type) -> None:
-    """Check that a value is of a class.
-
-    Examples
-    --------
-    >>> instance("dataset", [1, 2], dict)
-    Traceback (most recent call last):
-        ...
-    TypeError: dataset must be a dict, got list
-    """
+    """Check that a value is of a class."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
 
@@ -180,15 +118,7 @@ def same_discount(of_costs: float | None, gamma: float) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Check True or False.
-
-    Examples
-    --------
-    >>> flag("overwrite", 1)
-    Traceback (most recent call last):
-        ...
-    TypeError: overwrite must be True or False, got 1
-    """
+    """Check True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
@@ -231,18 +161,11 @@ def numbers_array(
     hint: str = "",
     first: int = 0,
     copy: bool = True,
-) -> NDArray[np.float64]:
+) -> Array:
     """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
 
     `hint` is added to the message of an out-of-range value: what the caller may do about it. `first` is the index that
     the message gives to the first row, for a part of something longer.
-
-    Examples
-    --------
-    >>> numbers_array("r", [0.5, 2.0], shape=(2,), at_most=1)
-    Traceback (most recent call last):
-        ...
-    ValueError: r[1] = 2.0 must be <= 1
     """
     array = _as_array(name, values, copy)
     if array.dtype.kind not in "fiu":
@@ -272,13 +195,6 @@ def indices(
 
     `first` is the index that a message gives to the first row, for a part of something longer. Entries marked by
     `unread` are not checked, and become 0.
-
-    Examples
-    --------
-    >>> indices("s", [0, 1, 7], 4)
-    Traceback (most recent call last):
-        ...
-    ValueError: s[2] = 7 must be between 0 and 3
     """
     array = _as_array(name, values, copy)
     if array.dtype.kind not in "iuf":
@@ -293,17 +209,7 @@ def indices(
 
 
 def sparse_array(name: str, values: Any) -> sp.csr_array:
-    """Copy a sparse array, as a CSR array of doubles whose indices are in range, and entries given twice added up.
-
-    Examples
-    --------
-    >>> broken = sp.csr_array([[1.0, 0.0]])
-    >>> broken.indices[0] = 7
-    >>> sparse_array("P", broken)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    ValueError: P is not a valid sparse array: ...
-    """
+    """Copy a sparse array, as a CSR array of doubles whose indices are in range, and entries given twice added up."""
     if values.dtype.kind not in "fiu":
         raise TypeError(f"{name} must hold real numbers, got dtype {values.dtype}")
     try:
@@ -317,16 +223,8 @@ def sparse_array(name: str, values: Any) -> sp.csr_array:
     return matrix
 
 
-def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Check nonnegative numbers that sum to one.
-
-    Examples
-    --------
-    >>> distribution("rho0", [0.5, 0.4], (2,))
-    Traceback (most recent call last):
-        ...
-    ValueError: rho0 must sum to 1, got 0.9
-    """
+def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """Check nonnegative numbers that sum to one."""
     array = numbers_array(name, values, shape=shape, at_least=0)
     with np.errstate(over="ignore"):  # infinity is not 1 either
         total = float(array.sum())
@@ -335,7 +233,7 @@ def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArra
     return array
 
 
-def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> NDArray[np.float64]:
+def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> Array:
     """Distribution of the first state, given as such or as a log of first states, but not both."""
     if (rho0 is None) == (initial_states is None):
         known = "" if rho0 is not None else ": the log has no episodes whose first states could be taken"
@@ -348,7 +246,7 @@ def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> NDArr
     return np.bincount(logged, minlength=n_states) / len(logged)
 
 
-def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) -> NDArray[np.float64]:
+def policy_array(name: str, values: ArrayLike, n_states: int, n_actions: int) -> Array:
     """Check a policy: one distribution over actions per state, as an (S, A) array."""
     array = numbers_array(name, values, shape=(n_states, n_actions), at_least=0)
     with np.errstate(over="ignore"):
@@ -380,17 +278,17 @@ def check_shape(name: str, array: NDArray[Any], shape: tuple[int | None, ...] | 
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a view that cannot be written to, nor be made writeable, and leave the array itself as it is.
-
-    Examples
-    --------
-    >>> view = frozen(np.zeros(3))
-    >>> view.setflags(write=True)
-    Traceback (most recent call last):
-        ...
-    ValueError: cannot set WRITEABLE flag to True of this array
-    """
+    """Return a view that cannot be written to, nor be made writeable, and leave the array itself as it is."""
     return np.asarray(array.data.toreadonly())  # NumPy asks a buffer, unlike an array, whether it is writeable
+
+
+def _number(name: str, value: Any, kind: str) -> Any:
+    """Check a real number, which may be an array without dimensions."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a {kind} number, got {type(value).__name__}")
+    return value
 
 
 def _as_array(name: str, values: ArrayLike, copy: bool) -> NDArray[Any]:

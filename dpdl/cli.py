@@ -16,14 +16,7 @@ from dpdl.instances import hazard_gridworld
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Examples
-    --------
-    >>> main(["demo", "--transitions", "2000", "--steps", "10000", "--no-picture"])  # doctest: +ELLIPSIS
-    A robot crosses a field...
-    0
-    """
+    """Run the command line."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # arrows on a terminal that has none

@@ -30,14 +30,7 @@ class Demo:
 
 
 def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int = 0) -> Demo:
-    """Make a log with the behaviour policy, learn from it, and compare policies on the true model.
-
-    Examples
-    --------
-    >>> demo = run_demo(n_transitions=2_000, n_steps=10_000)
-    >>> list(demo.rows)
-    ['behaviour (made the log)', 'unconstrained optimum', 'constrained optimum', 'learned from the log']
-    """
+    """Make a log with the behaviour policy, learn from it, and compare policies on the true model."""
     grid = hazard_gridworld()
     cmdp = grid.cmdp
     rng = np.random.default_rng(seed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from dpdl import theory
 from dpdl.settings import Resolved
@@ -18,17 +20,20 @@ _MATCH = 1e-9
 
 @dataclass(frozen=True)
 class Premise:
-    """One premise of a theorem: its name, whether it held, and the numbers behind the verdict.
-
-    Examples
-    --------
-    >>> Premise("fresh samples", holds=False, detail="transitions were used more than once").holds
-    False
-    """
+    """One premise of a theorem: its name, whether it held, and the numbers behind the verdict."""
 
     name: str
     holds: bool
     detail: str
+
+
+def combined(premises_of_runs: Iterable[Iterable[Premise]]) -> dict[str, Premise]:
+    """The premises of several runs by name: one that fails in any of them fails."""
+    found: dict[str, Premise] = {}
+    for premise in chain.from_iterable(premises_of_runs):
+        if premise.name not in found or (found[premise.name].holds and not premise.holds):
+            found[premise.name] = premise
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +74,9 @@ class Facts:
 
 
 def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:
-    """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given.
+    """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given, after so many steps.
 
-    Parameters
-    ----------
-    settings : Resolved
-        Settings of the run.
-    facts : Facts
-        What else the premises depend on.
-    n_steps : int
-        Steps taken.
-    slater_refuted : bool, optional
-        Whether the data contradicts slater; then it fails even if the caller vouches for it.
+    A slater that the data contradicts (`slater_refuted`) fails even if the caller vouches for it.
 
     Examples
     --------
@@ -137,21 +133,15 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
 
 def _premises_of_eps(problem: Problem, settings: Resolved, facts: Facts, n_steps: int) -> list[Premise]:
     """Premises that compare the run with the requirements of its eps; without an eps none of them holds."""
-    eps, delta, mixing_time = settings.eps, settings.delta, settings.mixing_time
+    eps = settings.eps
     if eps is None:
         names = ("eps in range", "samples for mu_hat", "steps", "kappa", "floor")
         return [Premise(name, False, "no eps was given") for name in names]
-    if mixing_time is None:
-        reference = theory.reference_samples(problem, eps, delta)
-        steps = theory.descent_steps(problem, eps, delta, settings.c_o)
-    else:
-        reference = theory.async_reference_samples(problem, eps, delta, mixing_time, settings.c_e)
-        steps = theory.async_descent_steps(problem, eps, delta, mixing_time, settings.c_o)
     limit = theory.largest_eps(problem)
     return [
         Premise("eps in range", eps <= limit * (1 + _MATCH), f"eps = {eps:.6g}, at most {limit:.6g}"),
-        _enough("samples for mu_hat", facts.n_reference, reference),
-        _enough("steps", n_steps, steps),
+        _enough("samples for mu_hat", facts.n_reference, settings.required_reference(problem)),
+        _enough("steps", n_steps, settings.required_steps(problem)),
         _equals("kappa", settings.kappa, theory.conservatism(problem, eps)),
         _equals("floor", settings.floor, theory.reference_floor(problem, eps)),
     ]
@@ -162,12 +152,9 @@ def _premises_of_data(settings: Resolved, facts: Facts) -> list[Premise]:
     shares = "share no transition" if facts.disjoint else "share transitions"
     wanted = "independent" if settings.mixing_time is None else "trajectory"
     kinds = {"independent": "independent transitions", "trajectory": "one trajectory"}
+    declared = f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}"
     return [
-        Premise(
-            kinds[wanted],
-            facts.kind == wanted,
-            f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}",
-        ),
+        Premise(kinds[wanted], facts.kind == wanted, declared),
         Premise("fresh samples", facts.fresh, repeats),
         Premise("independent mu_hat", facts.disjoint, f"mu_hat and the descent {shares}"),
     ]
@@ -192,20 +179,15 @@ def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_ste
 
 def _premises_of_model(settings: Resolved, facts: Facts, slater_refuted: bool) -> list[Premise]:
     """Premises that no run can check: the caller vouches for them or they do not hold."""
-    slater = f"slater = {settings.slater:.6g}"
+    known, slater, doubt = facts.known, f"slater = {settings.slater:.6g}", "contradicted by the data"
     found = [
-        _vouched("psi >= C*", "psi" in facts.known, f"psi = {settings.psi:.6g}"),
-        Premise("slater valid", False, f"{slater}, contradicted by the data")
-        if slater_refuted
-        else _vouched("slater valid", "slater" in facts.known, slater),
+        _vouched("psi >= C*", "psi" in known, f"psi = {settings.psi:.6g}"),
+        _vouched("slater valid", "slater" in known, slater, doubt if slater_refuted else ""),
     ]
     if settings.mixing_time is not None:
-        bound, sure = f"t_mix <= {settings.mixing_time:.6g}", 1 - settings.delta
-        found.append(
-            Premise("mixing time", False, f"{bound}, estimated from the same data with confidence {sure:g}")
-            if facts.mixing_time_estimated
-            else _vouched("mixing time", "mixing_time" in facts.known, bound)
-        )
+        bound, doubt = f"t_mix <= {settings.mixing_time:.6g}", "estimated from the same data with confidence "
+        doubt = f"{doubt}{1 - settings.delta:g}" if facts.mixing_time_estimated else ""
+        found.append(_vouched("mixing time", "mixing_time" in known, bound, doubt))
         found.append(Premise("delta below 1/2", settings.delta < 0.5, f"delta = {settings.delta:.6g}"))
     return found
 
@@ -218,5 +200,7 @@ def _equals(name: str, used: float, chosen: float) -> Premise:
     return Premise(name, math.isclose(used, chosen, rel_tol=_MATCH), f"used {used:.6g}, the theorem has {chosen:.6g}")
 
 
-def _vouched(name: str, known: bool, value: str) -> Premise:
-    return Premise(name, known, f"{value}, {'known to hold' if known else 'supplied, not verified'}")
+def _vouched(name: str, known: bool, value: str, doubt: str = "") -> Premise:
+    """A premise that holds if the caller vouches for it, unless there is a reason to doubt it."""
+    verdict = doubt or ("known to hold" if known else "supplied, not verified")
+    return Premise(name, known and not doubt, f"{value}, {verdict}")

@@ -21,6 +21,21 @@ ORDERS = ("replacement", "shuffle", "trajectory")
 #: Value of `mixing_time` that requests an estimate.
 ESTIMATE = "estimate"
 
+_REQUIRED = ("gamma", "psi", "slater", "delta", "c_o", "c_e")
+_BOUNDS: dict[str, dict[str, float]] = {
+    "gamma": {"above": 0, "below": 1},
+    "psi": {"at_least": 1, "at_most": 1e30},
+    "slater": {"at_least": 1e-30, "at_most": 1},
+    "delta": {"at_least": 1e-100, "below": 1},
+    "eps": {"at_least": 1e-30},
+    "kappa": {"at_least": 0},
+    "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
+    "radius_V": {"above": 0, "at_most": 1e100},
+    "radius_lam": {"above": 0, "at_most": 1e100},
+    "mixing_time": {"at_least": 1},
+    **{name: {"above": 0} for name in ("c_o", "c_e", "eta", "alpha_V", "alpha_lam", "alpha_x")},
+}
+
 
 class SettingKeywords(TypedDict, total=False):
     """Keywords of `Settings`, for every function that takes settings."""
@@ -115,36 +130,11 @@ class Settings:
     refresh: int | None = None
 
     def __post_init__(self) -> None:
-        bounds: dict[str, dict[str, Any]] = {
-            "gamma": {"above": 0, "below": 1},
-            "psi": {"at_least": 1, "at_most": 1e30},
-            "slater": {"at_least": 1e-30, "at_most": 1},
-            "delta": {"at_least": 1e-100, "below": 1},
-            "eps": {"at_least": 1e-30},
-            "radius_V": {"above": 0, "at_most": 1e100},
-            "radius_lam": {"above": 0, "at_most": 1e100},
-            "kappa": {"at_least": 0},
-            "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
-            "mixing_time": {"at_least": 1},
-        }
-        required = ("gamma", "psi", "slater", "delta", "c_o", "c_e")
-        for name in (
-            *required,
-            "eps",
-            "kappa",
-            "floor",
-            "eta",
-            "alpha_V",
-            "alpha_lam",
-            "alpha_x",
-            "radius_V",
-            "radius_lam",
-        ):
-            self._set(name, check.real, required=name in required, **bounds.get(name, {"above": 0}))
-        if not isinstance(self.mixing_time, str) or self.mixing_time != ESTIMATE:
-            self._set("mixing_time", check.real, **bounds["mixing_time"])
-        self._set("T", check.whole, at_least=1)
-        self._set("refresh", check.whole, at_least=1)
+        for name, bounds in _BOUNDS.items():
+            if name != "mixing_time" or not isinstance(self.mixing_time, str) or self.mixing_time != ESTIMATE:
+                check.convert_field(self, name, check.real, required=name in _REQUIRED, **bounds)
+        check.convert_field(self, "T", check.whole, at_least=1)
+        check.convert_field(self, "refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
         # No utility exceeds 1/(1-gamma) in discounted sum.
         if self.kappa is not None:
@@ -156,14 +146,23 @@ class Settings:
         if self.T is None and self.eps is None:
             raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
 
-    def _set(self, name: str, convert: Any, *, required: bool = False, **bounds: Any) -> None:
-        value = getattr(self, name)
-        if value is not None or required:
-            object.__setattr__(self, name, convert(name, value, **bounds))
-
     def problem(self, n_states: int, n_actions: int, n_utilities: int) -> theory.Problem:
         """Return the `theory.Problem` of these settings."""
         return theory.Problem(n_states, n_actions, n_utilities, self.gamma, self.slater, self.psi)
+
+    def required_steps(self, problem: theory.Problem) -> int:
+        """Steps that Theorem 4.1 asks for at eps, or Theorem 4.6 if a mixing time is given."""
+        assert self.eps is not None
+        if self.mixing_time is None:
+            return theory.descent_steps(problem, self.eps, self.delta, self.c_o)
+        return theory.async_descent_steps(problem, self.eps, self.delta, float(self.mixing_time), self.c_o)
+
+    def required_reference(self, problem: theory.Problem) -> int:
+        """Transitions for mu_hat that Proposition 4.3 asks for at eps, or H.4 if a mixing time is given."""
+        assert self.eps is not None
+        if self.mixing_time is None:
+            return theory.reference_samples(problem, self.eps, self.delta)
+        return theory.async_reference_samples(problem, self.eps, self.delta, float(self.mixing_time), self.c_e)
 
     def resolve(self, n_states: int, n_actions: int, n_utilities: int) -> Resolved:
         """Replace None by the values of the theory, except in eps and mixing_time, where None means unknown."""
@@ -171,12 +170,8 @@ class Settings:
         eps, n_steps, mixing_time = self.eps, self.T, self.mixing_time
         if isinstance(mixing_time, str):
             raise ValueError("mixing_time = 'estimate' needs a log: see dpdl.mixing.estimate_mixing_time")
-        if eps is not None and n_steps is None:
-            if mixing_time is None:
-                n_steps = theory.descent_steps(problem, eps, self.delta, self.c_o)
-            else:
-                n_steps = theory.async_descent_steps(problem, eps, self.delta, mixing_time, self.c_o)
-        assert n_steps is not None  # __post_init__ requires T or eps
+        if n_steps is None:
+            n_steps = self.required_steps(problem)
         if n_steps >= 2**63:
             raise ValueError(f"eps = {eps:g} requires {n_steps:.3g} steps, too many for 64 bits; give T")
         values: dict[str, Any] = {

@@ -11,6 +11,38 @@ c_o, c'_o and c'_e, which the paper never gives, are parameters: a budget holds 
 
 Budgets are whole numbers, and astronomically large because the theorems ask for that much.
 Source: Chen, Zhang, Wen, "A Near-Optimal Primal-Dual Method for Off-Policy Learning in CMDP" (2022).
+
+Examples
+--------
+>>> problem = Problem(n_states=3, n_actions=2, n_utilities=1, gamma=0.5, slater=0.5, psi=1)
+>>> problem.sparsity, radius_V(0.5, 0.5), radius_lam(0.5), sum_bound(0.5), weight_bound(3, 2, 1, 0.5, 1)
+(4, 80.0, 16.0, 8.0, 8.0)
+>>> step_size(10_000), step_size(10_000, mixing_time=4), largest_eps(problem)
+(0.01, 0.005, 0.2)
+>>> round(scale_V(problem), 6), scale_lam(problem), scale_x(problem)
+(0.288675, 2.0, 8.0)
+>>> gradient_bound_lam(problem), gradient_bound_x(problem, floor=0.25), largest_step(problem, floor=0.25)
+(4.0, 1024.0, 0.00390625)
+>>> eps, delta = 0.125, 0.1
+>>> conservatism(problem, eps), reference_accuracy(eps), reference_floor(problem, eps)
+(0.3125, 0.00125, 1.953125e-05)
+>>> flow_threshold(problem, eps), utility_threshold(problem, eps), round(adaptive_delta(delta, level=1), 6)
+(0.046875, 0.1875, 0.060793)
+>>> reference_samples(problem, eps, delta), descent_steps(problem, eps, delta), condition_steps(problem, eps)
+(493762193671, 67082, 10737418240000)
+>>> verification_samples(problem, eps, delta), async_descent_steps(problem, eps, delta, mixing_time=1)
+(2230345323, 205528816)
+>>> async_reference_samples(problem, eps, delta, mixing_time=2)
+987524387342
+
+What a budget buys:
+
+>>> round(eps_from_steps(problem, 67082, delta), 6), round(eps_from_data(problem, 10**13, delta), 4)
+(0.125, 0.1325)
+>>> round(eps_from_reference_samples(problem, 493_762_193_671, delta), 6)
+0.125
+>>> round(eps_from_verification_samples(problem, 2_230_345_323, delta), 6)
+0.125
 """
 
 from __future__ import annotations
@@ -66,11 +98,6 @@ class Problem:
         varphi in (0, 1]: some policy has J^u_i >= slater/(1-gamma) for every i.
     psi : float
         Deviation control, at least 1.
-
-    Examples
-    --------
-    >>> Problem(n_states=10, n_actions=4, n_utilities=2, gamma=0.9, slater=0.5, psi=3).sparsity
-    12
     """
 
     n_states: int
@@ -82,9 +109,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name, at_least in (("n_states", 1), ("n_actions", 1), ("n_utilities", 0)):
-            object.__setattr__(self, name, check.whole(name, getattr(self, name), at_least=at_least))
+            check.convert_field(self, name, check.whole, required=True, at_least=at_least)
         for name in ("gamma", "slater", "psi"):
-            object.__setattr__(self, name, real(name, getattr(self, name)))
+            check.convert_field(self, name, real, required=True)
 
     @property
     def n_pairs(self) -> int:
@@ -101,59 +128,29 @@ class Problem:
 
 
 def sparsity(n_states: int, n_actions: int, n_utilities: int) -> int:
-    """Calligraphic N = min(S + I, S A): pairs that some optimal policy needs at most (Proposition 2.1).
-
-    Examples
-    --------
-    >>> sparsity(10, 4, 2)
-    12
-    """
+    """Calligraphic N = min(S + I, S A): pairs that some optimal policy needs at most (Proposition 2.1)."""
     n_states = check.whole("n_states", n_states, at_least=1)
     n_actions = check.whole("n_actions", n_actions, at_least=1)
     return min(n_states + check.whole("n_utilities", n_utilities), n_states * n_actions)
 
 
 def radius_V(gamma: float, slater: float) -> float:
-    """R_V = 8/(1-gamma) (1 + 2/slater): |V(s)| never exceeds it.
-
-    Examples
-    --------
-    >>> radius_V(0.5, 1.0)
-    48.0
-    """
+    """R_V = 8/(1-gamma) (1 + 2/slater): |V(s)| never exceeds it."""
     return 8 / (1 - real("gamma", gamma)) * (1 + 2 / real("slater", slater))
 
 
 def radius_lam(slater: float) -> float:
-    """R_L = 8/slater: the multipliers of the utilities never sum to more.
-
-    Examples
-    --------
-    >>> radius_lam(0.5)
-    16.0
-    """
+    """R_L = 8/slater: the multipliers of the utilities never sum to more."""
     return 8 / real("slater", slater)
 
 
 def sum_bound(gamma: float) -> float:
-    """B1 = 4/(1-gamma): bound of sum x.
-
-    Examples
-    --------
-    >>> sum_bound(0.5)
-    8.0
-    """
+    """B1 = 4/(1-gamma): bound of sum x."""
     return 4 / (1 - real("gamma", gamma))
 
 
 def weight_bound(n_states: int, n_actions: int, n_utilities: int, gamma: float, psi: float) -> float:
-    """B2 = N psi/(1-gamma): bound of sum x/mu_hat.
-
-    Examples
-    --------
-    >>> weight_bound(10, 4, 2, 0.5, 3)
-    72.0
-    """
+    """B2 = N psi/(1-gamma): bound of sum x/mu_hat."""
     return sparsity(n_states, n_actions, n_utilities) * real("psi", psi) / (1 - real("gamma", gamma))
 
 
@@ -164,71 +161,34 @@ def step_size(n_steps: int, mixing_time: float | None = None) -> float:
     """eta = 1/sqrt(T); given a bound t of the mixing time, eta = 1/sqrt(t T).
 
     The second is the remark that ends appendix H.2.
-
-    Examples
-    --------
-    >>> step_size(10_000)
-    0.01
-    >>> step_size(10_000, mixing_time=4)
-    0.005
     """
     bound = 1.0 if mixing_time is None else real("mixing_time", mixing_time)
     return 1 / (math.sqrt(count("n_steps", n_steps)) * math.sqrt(bound))
 
 
 def scale_V(problem: Problem) -> float:
-    """alpha_V = slater sqrt(psi/S).
-
-    Examples
-    --------
-    >>> scale_V(Problem(4, 2, 1, gamma=0.5, slater=0.5, psi=16))
-    1.0
-    """
+    """alpha_V = slater sqrt(psi/S)."""
     return problem.slater * math.sqrt(problem.psi / problem.n_states)
 
 
 def scale_lam(problem: Problem) -> float:
-    """alpha_lam = sqrt(psi/max(1, log I))/(1-gamma); Theorem 4.1 prints log I, zero at I = 1.
-
-    Examples
-    --------
-    >>> scale_lam(Problem(4, 2, 1, gamma=0.5, slater=0.5, psi=16))
-    8.0
-    """
+    """alpha_lam = sqrt(psi/max(1, log I))/(1-gamma); Theorem 4.1 prints log I, zero at I = 1."""
     return math.sqrt(problem.psi / _log_floored(problem.n_utilities)) / (1 - problem.gamma)
 
 
 def scale_x(problem: Problem) -> float:
-    """alpha_x = sqrt(N psi/max(1, log psi))/(slater (1-gamma)); Theorem 4.1 prints log psi, zero at psi = 1.
-
-    Examples
-    --------
-    >>> scale_x(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1))
-    8.0
-    """
+    """alpha_x = sqrt(N psi/max(1, log psi))/(slater (1-gamma)); Theorem 4.1 prints log psi, zero at psi = 1."""
     root = math.sqrt(problem.sparsity * problem.psi / _log_floored(problem.psi))
     return root / (problem.slater * (1 - problem.gamma))
 
 
 def conservatism(problem: Problem, eps: float) -> float:
-    """kappa = 5 slater eps: the descent sees the utilities u - (1-gamma) kappa.
-
-    Examples
-    --------
-    >>> conservatism(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.2)
-    0.5
-    """
+    """kappa = 5 slater eps: the descent sees the utilities u - (1-gamma) kappa."""
     return 5 * problem.slater * real("eps", eps)
 
 
 def largest_eps(problem: Problem) -> float:
-    """1/(10 (1-gamma)): Theorems 4.1, 4.6 and 6.2 speak of eps up to this value.
-
-    Examples
-    --------
-    >>> largest_eps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1))
-    0.2
-    """
+    """1/(10 (1-gamma)): Theorems 4.1, 4.6 and 6.2 speak of eps up to this value."""
     return 1 / (10 * (1 - problem.gamma))
 
 
@@ -236,24 +196,12 @@ def largest_eps(problem: Problem) -> float:
 
 
 def gradient_bound_lam(problem: Problem) -> float:
-    """M_lam = 2 psi/(1-gamma) bounds every entry of g_lam (appendix C).
-
-    Examples
-    --------
-    >>> gradient_bound_lam(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=3))
-    12.0
-    """
+    """M_lam = 2 psi/(1-gamma) bounds every entry of g_lam (appendix C)."""
     return 2 * problem.psi / (1 - problem.gamma)
 
 
 def gradient_bound_x(problem: Problem, floor: float) -> float:
-    """M_x,inf = 64/(slater (1-gamma) floor) bounds every entry of g_x (appendix C, Remark C.3).
-
-    Examples
-    --------
-    >>> gradient_bound_x(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), floor=0.25)
-    1024.0
-    """
+    """M_x,inf = 64/(slater (1-gamma) floor) bounds every entry of g_x (appendix C, Remark C.3)."""
     return 64 / (problem.slater * (1 - problem.gamma)) / real("floor", floor)
 
 
@@ -261,11 +209,6 @@ def largest_step(problem: Problem, floor: float, alpha_lam: float | None = None,
     """Largest eta that the analysis allows, 1/2 min(alpha_lam/M_lam, alpha_x/M_x,inf).
 
     The scales are those of Theorem 4.1 unless given.
-
-    Examples
-    --------
-    >>> largest_step(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), floor=0.25)  # 1/2 min(2/4, 8/1024)
-    0.00390625
     """
     alpha_lam = scale_lam(problem) if alpha_lam is None else real("alpha_lam", alpha_lam)
     alpha_x = scale_x(problem) if alpha_x is None else real("alpha_x", alpha_x)
@@ -278,11 +221,6 @@ def condition_steps(problem: Problem, eps: float) -> int:
     T >= 25600^2 N psi max(1, log psi)/(slater^2 (1-gamma)^4 eps^2). That is the half with M_x,inf; the half
     with M_lam asks for T >= 16 psi max(1, log I) and never binds while eps is in range. The paper absorbs the
     condition into c_o; `descent_steps` with c_o = 1 does not imply it.
-
-    Examples
-    --------
-    >>> condition_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125)
-    10737418240000
     """
     return _samples(_condition_cost(problem), real("eps", eps))
 
@@ -291,36 +229,18 @@ def condition_steps(problem: Problem, eps: float) -> int:
 
 
 def reference_accuracy(eps: float) -> float:
-    """eps_e = eps/100: mu_hat is good enough when ||W x - x||_1 <= slater (1-gamma) eps_e for every x in X.
-
-    Examples
-    --------
-    >>> reference_accuracy(0.5)
-    0.005
-    """
+    """eps_e = eps/100: mu_hat is good enough when ||W x - x||_1 <= slater (1-gamma) eps_e for every x in X."""
     return real("eps", eps) / REFERENCE_DIVISOR
 
 
 def reference_floor(problem: Problem, eps: float) -> float:
-    """Floor of mu_hat (varsigma): slater (1-gamma)^2 eps_e/(2 N psi).
-
-    Examples
-    --------
-    >>> reference_floor(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125)  # 0.5 * 0.25 * 0.00125/8
-    1.953125e-05
-    """
+    """Floor of mu_hat (varsigma): slater (1-gamma)^2 eps_e/(2 N psi)."""
     accuracy = reference_accuracy(eps)
     return problem.slater * (1 - problem.gamma) ** 2 * accuracy / (2 * problem.sparsity * problem.psi)
 
 
 def reference_samples(problem: Problem, eps: float, delta: float) -> int:
-    """Transitions that mu_hat needs: N_e >= 512 N psi log(6 S A/delta)/(slater^2 (1-gamma)^4 eps_e^2).
-
-    Examples
-    --------
-    >>> reference_samples(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
-    493762193671
-    """
+    """Transitions that mu_hat needs: N_e >= 512 N psi log(6 S A/delta)/(slater^2 (1-gamma)^4 eps_e^2)."""
     return _samples(_reference_cost(problem, real("delta", delta)), real("eps", eps))
 
 
@@ -328,13 +248,7 @@ def reference_samples(problem: Problem, eps: float, delta: float) -> int:
 
 
 def descent_steps(problem: Problem, eps: float, delta: float, c_o: float = 1.0) -> int:
-    """Steps of Theorem 4.1: T >= c_o N psi log(psi S A I/delta)/(slater^2 (1-gamma)^4 eps^2).
-
-    Examples
-    --------
-    >>> descent_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
-    67082
-    """
+    """Steps of Theorem 4.1: T >= c_o N psi log(psi S A I/delta)/(slater^2 (1-gamma)^4 eps^2)."""
     return _samples(_descent_cost(problem, real("delta", delta), real("c_o", c_o)), real("eps", eps))
 
 
@@ -342,25 +256,13 @@ def eps_from_steps(problem: Problem, n_steps: int, delta: float, c_o: float = 1.
     """Least eps with ``descent_steps(problem, eps, delta, c_o) <= n_steps``.
 
     Like all inverses here it may exceed `largest_eps`: then so few samples buy no theorem.
-
-    Examples
-    --------
-    >>> round(eps_from_steps(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), 67082, delta=0.1), 6)
-    0.125
     """
     cost = _descent_cost(problem, real("delta", delta), real("c_o", c_o))
     return _bought(cost, count("n_steps", n_steps), lambda eps: _samples(cost, eps))
 
 
 def eps_from_reference_samples(problem: Problem, n_samples: int, delta: float) -> float:
-    """Least eps with ``reference_samples(problem, eps, delta) <= n_samples``.
-
-    Examples
-    --------
-    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
-    >>> round(eps_from_reference_samples(problem, 493_762_193_671, delta=0.1), 6)
-    0.125
-    """
+    """Least eps with ``reference_samples(problem, eps, delta) <= n_samples``."""
     cost = _reference_cost(problem, real("delta", delta))
     return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
 
@@ -370,12 +272,6 @@ def eps_from_data(problem: Problem, n_samples: int, delta: float, c_o: float = 1
 
     T is the larger of `descent_steps` and `condition_steps`, so that a run with these numbers can meet every
     premise. Least such eps up to one sample, hence n >= 2; see `eps_from_steps` about eps out of range.
-
-    Examples
-    --------
-    >>> eps = eps_from_data(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), 10**13, delta=0.1)
-    >>> round(eps, 4)
-    0.1325
     """
     delta, c_o = real("delta", delta), real("c_o", c_o)
     n_samples = count("n_samples", n_samples, at_least=2)
@@ -392,36 +288,18 @@ def verification_samples(problem: Problem, eps: float, delta: float) -> int:
     """Transitions that VERIFY needs: N_v >= 64 S psi l/(slater^2 (1-gamma)^4 eps_ver^2).
 
     Here eps_ver = eps/10 and l = 4 log(40 S I/delta).
-
-    Examples
-    --------
-    >>> verification_samples(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.125, delta=0.1)
-    2230345323
     """
     return _samples(_verification_cost(problem, real("delta", delta)), real("eps", eps))
 
 
 def eps_from_verification_samples(problem: Problem, n_samples: int, delta: float) -> float:
-    """Least eps with ``verification_samples(problem, eps, delta) <= n_samples``.
-
-    Examples
-    --------
-    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
-    >>> round(eps_from_verification_samples(problem, 2_230_345_323, delta=0.1), 6)
-    0.125
-    """
+    """Least eps with ``verification_samples(problem, eps, delta) <= n_samples``."""
     cost = _verification_cost(problem, real("delta", delta))
     return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
 
 
 def flow_threshold(problem: Problem, eps: float) -> float:
-    """VERIFY holds only if ||Delta-hat||_1 <= 3/2 slater (1-gamma) eps.
-
-    Examples
-    --------
-    >>> flow_threshold(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.5)
-    0.1875
-    """
+    """VERIFY holds only if ||Delta-hat||_1 <= 3/2 slater (1-gamma) eps."""
     return 1.5 * problem.slater * (1 - problem.gamma) * real("eps", eps)
 
 
@@ -429,23 +307,12 @@ def utility_threshold(problem: Problem, eps: float) -> float:
     """VERIFY holds only if ||[J-hat^{u kappa}]_-||_inf <= 3 slater eps.
 
     Algorithm 3 prints the norm of J-hat^{u kappa} itself; its proof needs the negative part.
-
-    Examples
-    --------
-    >>> utility_threshold(Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1), eps=0.5)
-    0.75
     """
     return 3 * problem.slater * real("eps", eps)
 
 
 def adaptive_delta(delta: float, level: int) -> float:
-    """delta_K = 6 delta/(pi^2 K^2) for level K = 1, 2, ...: they sum to delta.
-
-    Examples
-    --------
-    >>> round(adaptive_delta(0.1, 1), 6)
-    0.060793
-    """
+    """delta_K = 6 delta/(pi^2 K^2) for level K = 1, 2, ...: they sum to delta."""
     return 6 * real("delta", delta) / (math.pi * check.whole("level", level, at_least=1)) ** 2
 
 
@@ -457,12 +324,6 @@ def async_reference_samples(problem: Problem, eps: float, delta: float, mixing_t
 
     Proposition H.4 prints the logarithm iota; in its proof, as here, T is not involved. The
     proof has l = 100 t_mix log(12 S A/delta), which is c'_e = 25 log(12 S A/delta)/log(6 S A/delta) < 35.
-
-    Examples
-    --------
-    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
-    >>> async_reference_samples(problem, eps=0.125, delta=0.1, mixing_time=2)
-    987524387342
     """
     factor = real("c_e", c_e) * real("mixing_time", mixing_time)
     return _samples(factor * _reference_cost(problem, real("delta", delta)), real("eps", eps))
@@ -472,12 +333,6 @@ def async_descent_steps(problem: Problem, eps: float, delta: float, mixing_time:
     """Least T from which on T >= c'_o t_mix^2 N psi iota^3/(slater^2 (1-gamma)^4 eps^2) holds.
 
     Here iota = log(T S A I/delta), so that T is on both sides.
-
-    Examples
-    --------
-    >>> problem = Problem(3, 2, 1, gamma=0.5, slater=0.5, psi=1)
-    >>> async_descent_steps(problem, eps=0.125, delta=0.1, mixing_time=1)
-    205528816
     """
     log_inside = math.log(_triples(problem) / real("delta", delta))
     mixing_time, eps = real("mixing_time", mixing_time), real("eps", eps)
@@ -493,7 +348,8 @@ def async_descent_steps(problem: Problem, eps: float, delta: float, mixing_time:
     y = 10 + 2 * max(offset, 0)
     for _ in range(100):
         y = max(3.0, offset + 3 * math.log(y))
-    n_steps = math.ceil(_in_range(_exp(y - log_inside + 1e-9), eps))
+    log_steps = y - log_inside + 1e-9
+    n_steps = math.ceil(_in_range(math.exp(log_steps) if log_steps < 700 else math.inf, eps))
     # Invariant: the condition holds at n_steps and beyond. A step down keeps it, since needed() increases:
     # needed(T) <= T' <= T gives needed(T') <= needed(T) <= T'.
     while n_steps > 1 and (fewer := min(needed(n_steps), max(n_steps - 1, needed(n_steps - 1)))) < n_steps:
@@ -545,10 +401,6 @@ def _bought(cost: float, count: int, budget: Callable[[float], int]) -> float:
     while budget(eps) > count:
         eps = math.nextafter(eps, math.inf)
     return eps
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 def _in_range(value: float, eps: float) -> float:

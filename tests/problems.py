@@ -31,6 +31,14 @@ def random_log(n_states, n_actions, n_records, n_utilities, *, seed, used_action
     )
 
 
+def random_walk(n_states, n_actions, n_records, n_utilities, *, seed):
+    """A log that is one trajectory, each of whose states is drawn anew; the rewards and utilities are nonnegative."""
+    rng = np.random.default_rng(seed)
+    s, a = rng.integers(0, n_states, n_records + 1), rng.integers(0, n_actions, n_records)
+    r, u = rng.uniform(0, 1, n_records), rng.uniform(0, 1, (n_records, n_utilities))
+    return Dataset(s[:-1], a, s[1:], r, u, n_states=n_states, n_actions=n_actions, starts=[0])
+
+
 def resolved(log, **keywords):
     """Settings for a log with everything filled in."""
     return Settings(**keywords).resolve(log.n_states, log.n_actions, log.n_utilities)

@@ -26,7 +26,8 @@ from dpdl.premises import Premise
 from dpdl.running import adaptive
 from dpdl.running.driver import drive
 from dpdl.settings import Settings
-from problems import random_log
+from long_runs import bits
+from problems import random_log, random_walk
 
 BUDGETS = {"n_reference": 300, "n_descent": 500, "n_verification": 400}
 
@@ -43,14 +44,35 @@ COMMON = {"gamma": 0.5, "slater": 0.3, "eps": 0.2, "rho0": CMDP_.rho0, "eps_divi
 
 
 def same_runs(one, two):
-    for name in ("x_mean", "V_mean", "lam_mean", "V", "log_lam"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(two, name), strict=True)
-    np.testing.assert_array_equal(one.last.log_x, two.last.log_x)
+    assert bits(one) == bits(two)
     np.testing.assert_array_equal(one.reference.mu_hat, two.reference.mu_hat)
-    assert (one.n_steps, one.diagnostics, one.settings) == (two.n_steps, two.diagnostics, two.settings)
+    assert one.settings == two.settings
 
 
 # ---- What each level does, and with which transitions ----
+
+
+def check_history(result, parts, rng, *, psi=1.0, n_reference=None, **given):
+    """Every level is what `learn` and `verify` give on its parts of the log, with one generator through all levels."""
+    rng = np.random.default_rng(rng)
+    first = {name: given.pop(name) for name in ("rho0", "initial_states") if name in given}
+    for number, (level, (run, fresh)) in enumerate(zip(result.history, parts, strict=True), 1):
+        delta = 0.05 * 6 / (math.pi * number) ** 2
+        settings = {"gamma": 0.5, "slater": 0.3, "eps": 0.2, "psi": psi * 2 ** (number - 1), "delta": delta} | given
+        alone = learn(run, **settings, **first, n_reference=n_reference, rng=rng, check_slater=False)
+        same_runs(level.result, alone)
+        found = verify(alone, fresh, **first, eps=0.2, delta=delta)
+        assert (level.psi, level.verdict, level.reward) == (settings["psi"], found.verdict, found.reward)
+        assert (level.flow_margin, level.utility_margin) == (found.flow_margin, found.utility_margin)
+        counts = n_reference or len(run), len(run) - (n_reference or 0), len(fresh)
+        assert (level.n_reference, level.n_descent, level.n_verification) == counts
+        assert (level.n_steps, level.delta, level.enough) == (given["T"], delta, False)
+
+
+def parts_of(log, n_levels, n_run, n_verification):
+    """What each level reads, one after the other."""
+    begins = (n_run + n_verification) * np.arange(n_levels)
+    return [(log[k : k + n_run], log[k + n_run : k + n_run + n_verification]) for k in begins.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -58,57 +80,28 @@ def same_runs(one, two):
     [(500, "replacement", "trajectory"), (700, "shuffle", "trajectory"), (200, "shuffle", "shuffle")],
 )
 def test_history_is_what_learn_and_verify_give_on_the_next_transitions(n_descent, order, used):
-    """One generator through all levels; enough transitions for each step to have its own are read in their order."""
+    """Enough transitions for each step to have its own are read in their order."""
     budgets = BUDGETS | {"n_descent": n_descent}
     result = learn_adaptive(LOG, **COMMON, **budgets, T=500, order=order, rng=7, max_levels=3, psi=1.5)
-    assert [level.psi for level in result.history] == [1.5, 3.0, 6.0]
-    rng, position = np.random.default_rng(7), 0
-    for number, level in enumerate(result.history, 1):
-        settings = {"gamma": 0.5, "slater": 0.3, "psi": 1.5 * 2 ** (number - 1), "eps": 0.2, "T": 500, "order": used}
-        delta = 0.05 * 6 / (math.pi * number) ** 2
-        run = LOG[position : position + 300 + n_descent]
-        fresh = LOG[position + 300 + n_descent : position + 300 + n_descent + 400]
-        position += 300 + n_descent + 400
-        alone = learn(run, **settings, delta=delta, n_reference=300, rho0=CMDP_.rho0, rng=rng, check_slater=False)
-        same_runs(level.result, alone)
-        found = verify(alone, fresh, rho0=CMDP_.rho0, eps=0.2, delta=delta)
-        assert (level.verdict, level.reward) == (found.verdict, found.reward)
-        assert (level.flow_margin, level.utility_margin) == (found.flow_margin, found.utility_margin)
-        assert (level.n_steps, level.n_reference, level.n_descent, level.n_verification) == (500, 300, n_descent, 400)
-        assert (level.delta, level.enough) == (delta, False)
+    parts = parts_of(LOG, 3, 300 + n_descent, 400)
+    check_history(result, parts, 7, psi=1.5, n_reference=300, rho0=CMDP_.rho0, T=500, order=used)
     assert result.status is Status.OUT_OF_LEVELS
     assert result.message == "3 levels were not enough; see history"
 
 
 def test_reuse_reads_the_whole_log_in_every_phase():
     result = learn_adaptive(LOG, **COMMON, T=800, order="shuffle", reuse=True, rng=3, max_levels=3)
-    rng = np.random.default_rng(3)
-    for number, level in enumerate(result.history, 1):
-        delta = theory.adaptive_delta(0.05, number)
-        settings = {"gamma": 0.5, "slater": 0.3, "psi": 2.0 ** (number - 1), "eps": 0.2, "T": 800, "order": "shuffle"}
-        alone = learn(LOG, **settings, delta=delta, rho0=CMDP_.rho0, rng=rng, check_slater=False)
-        same_runs(level.result, alone)
-        assert level.reward == verify(alone, LOG, rho0=CMDP_.rho0).reward
-        assert (level.n_reference, level.n_descent, level.n_verification) == (6000, 6000, 6000)
-    assert len(result.history) == 3
+    check_history(result, [(LOG, LOG)] * 3, 3, rho0=CMDP_.rho0, T=800, order="shuffle")
     assert not next(premise for premise in result.premises if premise.name == "fresh levels").holds
 
 
 def test_logged_initial_states_and_a_trajectory_with_its_mixing_time():
     walk = CMDP_.rollout(4000, np.full((4, 3), 1 / 3), rng=2)
-    states = [0, 1, 1, 3]
-    common = {"gamma": 0.5, "slater": 0.3, "eps": 0.2, "mixing_time": 3.0, "T": 500}
-    options = {"initial_states": states, "check_slater": False}
-    result = learn_adaptive(walk, **common, **options, **BUDGETS, eps_divisor=1, rng=0, max_levels=2)
-    rng = np.random.default_rng(0)
-    for number, level in enumerate(result.history, 1):
-        begin = 1200 * (number - 1)
-        settings = common | {"psi": 2.0 ** (number - 1), "delta": theory.adaptive_delta(0.05, number)}
-        alone = learn(walk[begin : begin + 800], **settings, **options, order="trajectory", n_reference=300, rng=rng)
-        same_runs(level.result, alone)
-        assert level.result.settings.eta == 1 / (math.sqrt(500) * math.sqrt(3))
-        found = verify(alone, walk[begin + 800 : begin + 1200], initial_states=states)
-        assert (level.reward, level.flow_margin) == (found.reward, found.flow_margin)
+    given = {"mixing_time": 3.0, "T": 500, "initial_states": [0, 1, 1, 3]}
+    options = {"gamma": 0.5, "slater": 0.3, "eps": 0.2, "eps_divisor": 1, "check_slater": False}
+    result = learn_adaptive(walk, **options, **given, **BUDGETS, rng=0, max_levels=2)
+    check_history(result, parts_of(walk, 2, 800, 400), 0, n_reference=300, order="trajectory", **given)
+    assert [level.result.settings.eta for level in result.history] == [1 / (math.sqrt(500) * math.sqrt(3))] * 2
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
@@ -316,9 +309,7 @@ def test_a_callback_may_end_it(level, exception, status):
     assert (result.status, result.guarantee, len(result.history)) == (status, None, level)
     broken = result.history[-1]
     assert (broken.verdict, broken.n_steps, broken.n_verification, broken.enough) == (None, 125, 0, False)
-    assert math.isnan(broken.reward)
-    assert math.isnan(broken.flow_margin)
-    assert math.isnan(broken.utility_margin)
+    assert np.isnan([broken.reward, broken.flow_margin, broken.utility_margin]).all()
     for one, two in zip(result.history[:-1], whole.history, strict=False):
         same_runs(one.result, two.result)
         assert (one.verdict, one.reward) == (two.verdict, two.reward)
@@ -355,13 +346,8 @@ def test_no_level_is_lost_to_an_interruption_between_the_steps(monkeypatch, wher
 
 
 def test_an_interruption_before_anything_is_learned_is_passed_on(monkeypatch):
-    calls = []
-
-    def interrupted(*arguments, **options):
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return drive(*arguments, **options)
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(adaptive, "_prepare_level", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -600,12 +586,9 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
     ("changes", "error", "message"),
     [
         ({"eps": None, "T": 10}, TypeError, r"missing setting 'eps': the accuracy that VERIFY tests for"),
-        ({"gamma": 1.5}, ValueError, r"gamma must be > 0 and < 1, got 1.5"),
         ({"psi": 0.5}, ValueError, r"psi must be >= 1 and <= 1e\+30, got 0.5"),
         ({"steps": 10}, TypeError, r"unknown setting 'steps'; settings are T, "),
         ({"rho0": [1.0]}, ValueError, r"rho0 must have shape \(4,\), got \(1,\)"),
-        ({"rho0": None}, TypeError, r"give either rho0 or initial_states"),
-        ({"initial_states": [0]}, TypeError, r"give either rho0 or initial_states"),
         ({"rng": -1}, ValueError, r"rng must be a seed >= 0, got -1"),
         ({"reuse": 1}, TypeError, r"reuse must be True or False, got 1"),
         ({"warm_start": "yes"}, TypeError, r"warm_start must be True or False, got 'yes'"),
@@ -631,14 +614,9 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
         ({"max_levels": 200}, ValueError, r"level 200 with growth = 2: psi must be >= 1 and <= 1e\+30, got 8"),
         ({"eps_divisor": 0}, ValueError, r"eps_divisor must be > 0, got 0.0"),
         ({"exit_margin": -1}, ValueError, r"exit_margin must be >= 0, got -1.0"),
-        ({"exit_margin": math.nan}, ValueError, r"exit_margin must be finite, got nan"),
-        ({"known": "slater"}, TypeError, r"known must be a collection of names, got 'slater'"),
         ({"known": ["psi"]}, ValueError, r"known must be one of 'slater', 'mixing_time', got 'psi'"),
         ({"callback": 3}, TypeError, r"callback must be callable, got int"),
-        ({"callback_every": 0}, ValueError, r"callback_every must be between 1 and \d+, got 0"),
         ({"chunk": 0}, ValueError, r"chunk must be between 1 and \d+, got 0"),
-        ({"progress": 3}, TypeError, r"progress must be True, False or None, got 3"),
-        ({"check_slater": 3}, TypeError, r"check_slater must be True, False or None, got 3"),
     ],
 )
 @pytest.mark.parametrize("n", [50, 6000])
@@ -704,10 +682,6 @@ def all_bits(result):
     """Everything numerical in a result of several levels."""
     levels = [(level.psi, level.verdict, level.reward, level.n_steps, bits(level.result)) for level in result.history]
     return bits(result), levels, result.status, result.message, result.premises
-
-
-def bits(result):
-    return [array.tobytes() for array in (result.x_mean, result.V_mean, result.lam_mean, *result.last)], result.n_steps
 
 
 @pytest.mark.parametrize("stop", [0, 1, 1500, 3000, 4321, 7000, 8999])
@@ -806,18 +780,7 @@ def test_a_forged_plan_is_refused_by_its_name(tmp_path, change, message):
 
 
 def test_the_same_settings_are_recognised_if_the_mixing_time_was_estimated(tmp_path):
-    rng = np.random.default_rng(0)
-    states = rng.integers(0, 2, 20_001)
-    log = Dataset(
-        states[:-1],
-        0 * states[1:],
-        states[1:],
-        np.zeros(20_000),
-        np.ones((20_000, 1)),
-        n_states=2,
-        n_actions=1,
-        starts=[0],
-    )
+    log = random_walk(2, 1, 20_000, 1, seed=0)
     settings = Settings(gamma=0.5, psi=1, slater=0.5, eps=0.5, T=500, mixing_time="estimate", order="trajectory")
     common = {"rho0": [0.5, 0.5], "reuse": True, "eps_divisor": 1, "max_levels": 2, "check_slater": False}
     learn_adaptive(log, settings, **common, rng=0, checkpoint=tmp_path / "levels", step_limit=10)

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from dpdl import (
     Dataset,
@@ -23,6 +24,7 @@ from dpdl import (
     sweep,
     verify,
 )
+from dpdl import _validation as check
 from logs import make_log
 
 LOG = make_log("trajectory", 1)
@@ -150,6 +152,17 @@ def test_a_time_limit_may_be_infinite_or_none():
     for limit in (np.nan, -1, -np.inf):
         with pytest.raises(ValueError, match=r"^time_limit must be"):
             learn(LOG, **NUMBERS, rho0=RHO0, time_limit=limit)
+
+
+def test_a_sparse_array_that_names_columns_beyond_its_end_is_refused():
+    broken = sp.csr_array(KERNEL)
+    broken.indices[0] = 7
+    with pytest.raises(ValueError, match=r"^kernel is not a valid sparse array: "):
+        mixing.stationary(broken)
+
+
+def test_names_are_kept_once_and_in_order():
+    assert check.choices("known", ["slater", "psi", "psi"], ("psi", "slater")) == ("psi", "slater")
 
 
 def test_trajectories_must_be_several():

@@ -14,6 +14,7 @@ from exact_oracle import KINDS, deterministic, hostile, occupancy, optimum, wort
 
 #: What `Solution` promises on the normalised scale, and the roundings of its own arithmetic.
 TOLERANCE = programs.TOLERANCE * (1 + 1e-3)
+SLOW = pytest.mark.slow
 
 
 def slipping(p, gamma):
@@ -38,15 +39,6 @@ def check_solution(cmdp, best, margin):
     return found.status
 
 
-def check_many(seeds):
-    counts = Counter()
-    for seed in seeds:
-        cmdp = hostile(np.random.default_rng([0, seed]))
-        counts[check_solution(cmdp, *optimum(cmdp))] += 1
-    print(dict(counts))
-    return counts
-
-
 # ---- The best safe policy ----
 
 
@@ -59,16 +51,13 @@ def test_a_risk_is_not_too_small_to_be_seen(p, gamma):
     assert check_solution(cmdp, best, margin) == "optimal"
 
 
-def test_no_policy_is_called_optimal_that_is_not():
-    counts = check_many(range(120))
-    assert counts["inaccurate"] == 0
+@pytest.mark.parametrize(("seeds", "most"), [(range(120), 0), pytest.param(range(120, 6000), 5, marks=SLOW)])
+def test_no_policy_is_called_optimal_that_is_not(seeds, most):
+    models = (hostile(np.random.default_rng([0, seed])) for seed in seeds)
+    counts = Counter(check_solution(cmdp, *optimum(cmdp)) for cmdp in models)
+    print(dict(counts))
+    assert counts["inaccurate"] <= most
     assert min(counts["optimal"], counts["infeasible"]) > 5
-
-
-@pytest.mark.slow
-def test_no_policy_is_called_optimal_that_is_not_among_thousands():
-    counts = check_many(range(120, 6000))
-    assert counts["inaccurate"] <= 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,17 +166,12 @@ def check_region(seed):
     return found.status
 
 
-def test_deviation_regions_of_hostile_models():
-    counts = Counter(check_region(seed) for seed in range(15))
+@pytest.mark.parametrize(("seeds", "most"), [(range(15), 0), pytest.param(range(15, 1500), 3, marks=SLOW)])
+def test_deviation_regions_of_hostile_models(seeds, most):
+    counts = Counter(check_region(seed) for seed in seeds)
     print(dict(counts))
-    assert set(counts) == {"optimal", "infeasible"}
-
-
-@pytest.mark.slow
-def test_deviation_regions_of_hostile_models_by_the_thousand():
-    counts = Counter(check_region(seed) for seed in range(15, 1500))
-    print(dict(counts))
-    assert counts["inaccurate"] <= 3
+    assert min(counts["optimal"], counts["infeasible"]) > 0
+    assert counts["inaccurate"] <= most
 
 
 def check_concentrability(cmdp, mu):

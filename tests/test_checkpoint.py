@@ -28,7 +28,7 @@ from dpdl.lasting import checkpoint, checkpoint_file
 from dpdl.result import Status
 from dpdl.settings import Settings
 from long_runs import GOOD, LOG, RHO0, ForkServer, T, bits, break_off, greedy_log, run
-from problems import ORDERS, random_log
+from problems import ORDERS, random_log, random_walk
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
@@ -163,11 +163,7 @@ def test_a_log_may_be_in_memory_before_and_in_a_folder_after_and_the_other_way_r
 
 
 def test_a_trajectory_goes_on_with_its_estimated_mixing_time(path):
-    rng = np.random.default_rng(0)
-    s, a = rng.integers(0, 3, 20_001), rng.integers(0, 2, 20_000)
-    log = Dataset(
-        s[:-1], a, s[1:], rng.uniform(0, 1, 20_000), np.zeros((20_000, 0)), n_states=3, n_actions=2, starts=[0]
-    )
+    log = random_walk(3, 2, 20_000, 0, seed=0)
     settings = Settings(gamma=0.5, psi=2, slater=1, T=2000, order="trajectory", mixing_time="estimate")
     expected = learn(log, settings, rho0=[1, 0, 0], rng=0)
     learn(log, settings, rho0=[1, 0, 0], rng=0, step_limit=700, checkpoint=path)
@@ -184,6 +180,8 @@ def test_a_completed_run_gives_its_result_again_and_writes_nothing(path):
     result = resume(path, LOG)
     assert (result.status, result.notes) == (Status.COMPLETED, expected.notes)
     assert bits(result) == bits(expected) == whole()
+    limited = resume(path, LOG, step_limit=10)
+    assert (limited.status, bits(limited)) == (Status.COMPLETED, whole())
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
@@ -474,15 +472,11 @@ def sealed(text, tail=b"", *, version=1, length=None):
     [
         (sealed(b"{}", version=2), "its format has version 2, this dpdl reads version 1"),
         (sealed(b"{}", length=2**64 - 1), "its header of 18446744073709551615 bytes does not fit into its 54 bytes"),
-        (sealed(b"{}", length=3), "its header of 3 bytes does not fit into its 54 bytes"),
-        (sealed(b""), "it is not valid JSON"),
         (sealed(b"{"), "it is not valid JSON"),
         (sealed(b"\xff\xfe"), "it is not valid JSON"),
         (sealed(b"[" * 100_000), "it is not valid JSON"),
         (sealed(b'{"arrays": [], "n": NaN}'), "it is not valid JSON: NaN is not a number"),
-        (sealed(b"[]"), "its header has no list of arrays"),
         (sealed(b"{}"), "its header has no list of arrays"),
-        (sealed(b'{"arrays": 5}'), "its header has no list of arrays"),
         (sealed(b'{"arrays": [5]}'), "an array is described as 5"),
         (sealed(b'{"arrays": [["x", "<f8"]]}'), "an array is described as ['x', '<f8']"),
         (sealed(b'{"arrays": [["x", "<f8", 5]]}'), "an array is described as ['x', '<f8', 5]"),
@@ -541,24 +535,18 @@ NONSENSE = {
     "another arithmetic": (lambda h, a: h.update(arithmetic=1), "its arithmetic is version 1, that of this dpdl is "),
     "no fingerprint": (lambda h, a: h.pop("fingerprint"), "it belongs to another data set: the fingerprints differ"),
     "no generator": (lambda h, a: h.pop("generator"), "its header has ['arithmetic', 'fingerprint', "),
-    "more than there is": (lambda h, a: h.update(more=1), "its header has ['arithmetic', 'fingerprint', "),
     "a list of settings": (lambda h, a: h.update(settings=[1]), "must be a mapping, not list"),
     "an unknown setting": (say("settings", steps=1), "unexpected keyword argument 'steps'"),
     "a setting out of range": (say("settings", gamma=1.5), "gamma must be > 0 and < 1, got 1.5"),
     "a setting left open": (say("settings", eta=None), "its settings are not complete"),
     "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time = 'estimate' needs a log"),
-    "a word for a number": (say("settings", T="many"), "T must be a whole number, got str"),
     "steps beyond T": (say("settings", T=1000), "which must lie between 0 and 1000"),
     "inputs that are no flags": (say("inputs", default_start="yes"), "default_start must be True or False"),
     "an estimate that is no flag": (say("inputs", mixing_time_estimated=2), "mixing_time_estimated must be True or"),
     "more inputs than there are": (say("inputs", more=2), "its inputs have ['default_start', 'known', 'mixing_"),
     "known to be odd": (say("inputs", known=["gamma"]), "known must be one of"),
-    "known as a number": (say("inputs", known=5), "known must be a collection of names, got 5"),
     "a part that is not there": (say("inputs", n_reference=300), "n_reference must be between 1 and 299, got 300"),
-    "a negative part": (say("inputs", n_reference=-3), "n_reference must be between 1 and 299, got -3"),
-    "half a record": (say("inputs", n_reference=0.5), "n_reference must be a whole number, got 0.5"),
     "a part that mu_hat was not made of": (say("inputs", n_reference=5), "does not count the first 5 transitions"),
-    "a missing input": (lambda h, a: h["inputs"].pop("known"), "its inputs have ['default_start', 'mixing_time"),
     "a reference of other sizes": (say("reference", n_states=10**6), "its mu_hat has other sizes than the data set"),
     "a reference of another floor": (say("reference", floor=0.5), "its mu_hat has floor 0.5, its settings 0.0001"),
     "a reference of other samples": (say("reference", n_samples=7), "add up to n_samples"),
@@ -568,30 +556,19 @@ NONSENSE = {
     "other coordinates": (put("pairs", 0, 40), "its pairs are not those of this log"),
     "no coordinates": (lambda h, a: a.pop("pairs"), "'pairs' is missing"),
     "no initial state": (give(initial=np.zeros(12)), "initial must sum to 1, got 0"),
-    "states that do not exist": (give(initial=np.append(np.zeros(10**5), 1.0)), "initial must have shape (12,)"),
     "too few states": (give(initial=np.array([1.0])), "initial must have shape (12,)"),
-    "no number for an initial state": (give(initial=np.full(12, np.nan)), "initial[0] = nan must be finite"),
     "no V": (lambda h, a: a.pop("V"), "it holds the arrays"),
-    "an array too many": (give(W=np.zeros(3)), "it holds the arrays"),
     "a V too long": (give(V=np.zeros((3, 13))), "V is float64(3, 13), not float64(3, 12)"),
-    "an x too short": (give(x=np.zeros((6, 3))), "x is float64(6, 3), not float64(6, "),
     "a frame of whole numbers": (lambda h, a: a.update(frame=a["frame"].astype(np.int64)), "frame is int64"),
     "V not a number": (put("V", (0, 3), np.nan), "V[0][3] = nan, which must lie between -0.5"),
     "x infinite": (put("x", (0, 0), -np.inf), "x[0][0] = -inf, which must lie between -1.79"),
-    "lam not a number": (put("lam", (1, 1), np.nan), "lam[1][1] = nan, which must lie between "),
-    "sums infinite": (put("sums", 2, np.inf), "sums[2] = inf, which must lie between "),
     "a past sum that is no number": (put("moments", (1, 0, 5), np.nan), "moments[1][0, 5] = nan, which must lie "),
-    "negative steps": (put("counters", 0, -1), "counters[0] = -1, which must lie between 0 "),
-    "more steps than T": (put("counters", 0, 2**62), "which must be 4611686018427387904"),
     "cases that do not add up": (put("counters", 1, 10**6), "number of steps in the four cases = 100"),
     "a negative count": (put("counters", 9, -1), "counters[9] = -1, which must lie between 0 "),
     "V from the future": (put("V_since", 0, 10**9), "V_since[0] = 1000000000, which must lie between 0 "),
-    "V from before the beginning": (put("V_since", 5, -1), "V_since[5] = -1, which must lie between 0 "),
     "a shift from the future": (put("steps", 0, 10**9), "steps[0] = 1000000000, which must lie between 1455 "),
     "a refresh in the past": (put("steps", 1, 5), "steps[1] = 5, which must be 15"),
-    "a refresh too far away": (put("steps", 1, 2**62), "steps[1] = 4611686018427387904, which must be 15"),
     "records that do not exist": (put("records_ahead", 0, 300), "records_ahead[0] = 300, which must lie between 0 "),
-    "negative records": (put("records_ahead", 0, -1), "records_ahead[0] = -1, which must lie between 0 "),
     "initial states that do not exist": (put("initial_ahead", 0, 12), "initial_ahead[0] = 12, which must lie "),
     "draws without a partner": (give(initial_ahead=np.zeros(5, np.int32)), "initial_ahead is int32(5,), not int32("),
     "too many draws": (
@@ -602,10 +579,8 @@ NONSENSE = {
         give(records_ahead=np.zeros((2, 2), np.int64), initial_ahead=np.zeros((2, 2), np.int32)),
         "records_ahead is int64(2, 2), not int64(4,)",
     ),
-    "a position out of range": (put("position", 0, 300), "position[0] = 300, which must be "),
     "a position that cannot be": (lambda h, a: a["position"].__ixor__(1), ", which must be "),
     "a permutation out of range": (put("permutation", 0, 300), "permutation[0] = 300, which must lie between 0 "),
-    "V far outside": (put("V", (0, 7), 1e308), "V[0][7] = 1e+308, which must lie between -0.5"),
     "a sum of V without a step": (
         lambda h, a: (a["V_since"].fill(0), a["V"][1:].fill(1.0)),
         "V[1][0] = 1.0, which must be ",
@@ -624,18 +599,15 @@ NONSENSE = {
         lambda h, a: put("x", (slice(0, 2), a["x"][1].argmax()), [-30.0, np.exp(-30.0)])(h, a),
         "sums[0] = ",
     ),
-    "a large past sum of x": (put("x", (2, 4), 1e308), "x[2][4] = 1e+308, which must lie between "),
     "a negative past sum of x": (put("x", (2, 4), -1e3), "x[2][4] = -1000.0, which must lie between 0"),
     "a mark from the future": (put("x", (3, 4), 1e6), "x[3][4] = 1000000.0, which must lie between 0"),
     "a large settled sum of x": (put("x", (4, 4), 1e308), "x[4][4] = 1e+308, which must lie between 0"),
     "what the past sum of x lost": (put("x", (5, 4), 0.1), "x[5][4] = 0.1, which must lie between -"),
-    "a shift backwards": (put("frame", (0, 0), -0.1), "frame[0][0] = -0.1, which must lie between 0"),
     "a shift too far": (put("frame", (0, 0), 1.1), "frame[0][0] = 1.1, which must lie between 0"),
     "tau beyond the series": (put("frame", (1, 0), 0.3), "frame[1][0] = 0.3, which must lie between 0"),
     "a factor of another shift": (put("frame", (2, 0), 0.99), "frame[2][0] = 0.99, which must lie between "),
     "moments of other pairs": (put("moments", (0, 0, 0), 7.0), "moments[0][0, 0] = 7.0, which must lie between "),
     "a past sum of the bins": (put("moments", (1, 0, 0), 1e308), "moments[1][:, 0][0] = 1e+308, which must "),
-    "a running sum that is off": (put("sums", 0, 1.0), "sums[0] = 1.0, which must lie between "),
     "too many rebases": (put("counters", 8, 10**9), "counter rebases = 1000000000, which must lie between "),
     "too much work": (put("counters", 6, 2**62), "counter iterations = 4611686018427387904, which must lie between "),
     "a record out of turn": (put("records_ahead", -1, 7), ", which must be "),
@@ -656,21 +628,15 @@ def test_nonsense_is_named_and_never_reaches_the_core(name, path):
     [
         ("PCG64", lambda state: state["state"].update(inc=0, state=0)),  # never leaves zero
         ("PCG64", lambda state: state["state"].update(state=2**128)),
-        ("PCG64", lambda state: state["state"].update(state=-1)),
         ("PCG64", lambda state: state["state"].pop("inc")),
         ("PCG64", lambda state: state.update(uinteger=2**40)),
-        ("PCG64", lambda state: state.update(bit_generator="MT19937")),
         ("PCG64", lambda state: state.update(bit_generator="os")),
-        ("PCG64", lambda state: state.update(bit_generator=["PCG64"])),
         ("PCG64", lambda state: state.update(more=1)),
         ("MT19937", lambda state: state["state"].update(pos=2**30)),  # far outside its buffer
-        ("MT19937", lambda state: state["state"].update(pos=-1)),
         ("MT19937", lambda state: state["state"]["key"].update(values=[0] * 624)),  # never leaves zero
-        ("MT19937", lambda state: state["state"]["key"].update(values=[1] * 623)),
         ("MT19937", lambda state: state["state"]["key"].update(values=[0.5] * 624)),
         ("MT19937", lambda state: state["state"]["key"].update(dtype="S1000000")),
         ("Philox", lambda state: state.update(buffer_pos=-(2**30))),  # far outside its buffer
-        ("Philox", lambda state: state.update(buffer_pos=5)),
         ("Philox", lambda state: state["state"]["counter"].update(values=[1, 2])),
         ("SFC64", lambda state: state["state"].update(state=5)),
     ],
@@ -949,10 +915,3 @@ def test_a_checkpoint_may_be_taken_away_or_replaced_in_the_middle_of_a_run(path)
     assert "Is a directory" in result.notes[0]
     assert path.is_dir()  # it is not ours
     assert checkpoint_file.read(path.with_name("run.ckpt.previous"))[1]["counters"][0] == 3000
-
-
-def test_a_completed_run_stays_completed_whatever_limit_it_is_given(path):
-    run(checkpoint=path)
-    again = resume(path, LOG, step_limit=10)
-    assert again.status is Status.COMPLETED
-    assert bits(again) == whole()

@@ -157,19 +157,6 @@ def test_solve_agrees_with_mixtures_of_all_deterministic_policies(seed, n_utilit
     np.testing.assert_array_equal(value.occupancy, best.occupancy)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_one_constraint_needs_two_deterministic_policies(seed):
-    """The same without any solver: on each segment between two vertices the best safe point has a closed form."""
-    cmdp = garnet(3, 2, 1, branching=2, gamma=0.8, slater=0.05, rng=seed)
-    rewards, utilities = deterministic_values(cmdp)
-    safe = utilities[:, 0] >= 0
-    best = rewards[safe].max()
-    for i, j in itertools.product(np.flatnonzero(safe), np.flatnonzero(~safe)):
-        share = utilities[i, 0] / (utilities[i, 0] - utilities[j, 0])
-        best = max(best, (1 - share) * rewards[i] + share * rewards[j])
-    assert cmdp.solve().reward == pytest.approx(best, abs=1e-7)
-
-
 def test_deviation_control_is_a_knapsack_in_one_state():
     # D(2): q <= 2 mu and q_1/0.1 + q_2/0.3 + q_3/0.6 <= N psi = 2. From q_3 = 1 (which costs 5/3), action 2 gains 0.5
     # for 5/3 more and action 1 gains 1 for 25/3 more: the remaining 1/3 buys q_2 = 0.2.

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from dpdl import mixing
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
-from dpdl.mixing import bounds
+from dpdl.mixing import bounds, measures
 from dpdl.mixing.estimate import row_radii
 from dpdl.models.cmdp import CMDP
 
@@ -138,7 +138,7 @@ def test_following_each_state_gives_the_same_as_powers(seed, monkeypatch):
     everywhere = mixing.tv_distance(P, times, starts=np.arange(300))
     np.testing.assert_allclose(everywhere, dense, atol=1e-12)
     assert np.all(mixing.tv_distance(P, times, starts=[5, 17]) <= dense + 1e-12)
-    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    monkeypatch.setattr(measures, "EXACT_STATES", 10)
     np.testing.assert_allclose(mixing.tv_distance(P, times), dense, atol=1e-12)
     assert mixing.mixing_time(P, method="exact") == exact
 
@@ -173,23 +173,27 @@ def test_submultiplicative_decay_and_pseudo_spectral_gap(seed):
     assert mixing.pseudo_spectral_gap(P) >= 1 / (2 * t_mix)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pseudo_spectral_gap_is_the_maximum_over_powers(seed):
-    P = 0.97 * np.roll(np.eye(9), 1, axis=1) + 0.03 * random_dense(9, seed)  # nearly a rotation: k = 1 is bad
-    mu = mixing.stationary(P)
-    backward = P.T * mu / mu[:, None]
-    each = []
-    for k in range(1, 200):
-        product = np.linalg.matrix_power(backward, k) @ np.linalg.matrix_power(P, k)
-        each.append((1 - np.sort(np.linalg.eigvals(product).real)[-2]) / k)
-    assert mixing.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=1e-9)
-    assert mixing.pseudo_spectral_gap(P, max_power=3) == pytest.approx(max(each[:3]), rel=1e-9, abs=1e-12)
+def test_pseudo_spectral_gap_is_the_maximum_over_powers():
+    """Chains that are far from reversible, against every k up to 200; for those that nearly rotate, k = 1 is bad."""
+    rng = np.random.default_rng(0)
+    kernels = [rng.dirichlet(np.full(n, 0.2), n) + 1e-3 for n in (2, 3, 5, 8) for _ in range(5)]
+    kernels += [0.97 * np.roll(np.eye(n), 1, axis=1) + 0.03 * random_dense(n, n) for n in (7, 8, 9)]
+    for P in kernels:
+        P = P / P.sum(axis=1, keepdims=True)
+        mu = mixing.stationary(P)
+        backward = P.T * mu / mu[:, None]
+        each = []
+        for k in range(1, 201):
+            product = np.linalg.matrix_power(backward, k) @ np.linalg.matrix_power(P, k)
+            each.append((1 - np.sort(np.linalg.eigvals(product).real)[-2]) / k)
+        assert mixing.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=2e-9)
+        assert mixing.pseudo_spectral_gap(P, max_power=3) == pytest.approx(max(each[:3]), rel=1e-9, abs=1e-12)
 
 
 def test_pseudo_spectral_gap_of_a_large_chain(monkeypatch):
     P = random_sparse(400, 4, 3)
     dense = mixing.pseudo_spectral_gap(P)
-    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    monkeypatch.setattr(measures, "EXACT_STATES", 10)
     assert mixing.pseudo_spectral_gap(P) == pytest.approx(dense, rel=1e-6)
 
 
@@ -411,7 +415,7 @@ def test_row_radii_cover_rows_of_a_multinomial():
     drawn = rng.multinomial(400, p, size=4000) / 400
     radius = row_radii(np.full(4, 400.0), 0.05)[0]
     assert np.mean(abs(drawn - p).sum(axis=1) > radius) <= 0.05
-    np.testing.assert_array_equal(row_radii(np.array([0.0, 1.0]), 0.05), [2.0, 2.0])
+    assert row_radii(np.array([0.0, 1.0, 1e4]), 0.05).round(4).tolist() == [2.0, 2.0, 0.0701]
 
 
 def test_state_never_left_is_named():
@@ -476,7 +480,7 @@ def test_bad_kernels(make):
         (lambda: mixing.tv_distance(GOOD, 1.5), ValueError, r"t = 1.5 must be a whole number"),
         (lambda: mixing.tv_distance(GOOD, 1, starts=[2]), ValueError, r"starts\[0\] = 2 must be between 0 and 1"),
         (lambda: mixing.tv_distance(GOOD, 1, starts=[]), ValueError, "starts is empty"),
-        (lambda: mixing.mixing_time(GOOD, 0), ValueError, "threshold must be >= 1e-09 and < 1, got 0.0"),
+        (lambda: mixing.mixing_time(GOOD, 9.9e-10), ValueError, "threshold must be >= 1e-09 and < 1, got 9.9e-10"),
         (lambda: mixing.mixing_time(GOOD, method="fast"), ValueError, "method must be one of 'auto', 'exact'"),
         (lambda: mixing.mixing_time_bounds(GOOD, 1), ValueError, "threshold must be >= 1e-09 and < 1, got 1.0"),
         (lambda: mixing.mixing_time_bounds(GOOD, rng="a"), TypeError, "rng must be"),
@@ -505,13 +509,6 @@ def test_bad_arguments(call, error, message):
         call()
 
 
-@pytest.mark.parametrize("threshold", [1e-17, 1e-300, 9.9e-10])
-def test_a_threshold_that_rounding_hides_is_refused(threshold):
-    for function in (mixing.mixing_time, mixing.mixing_time_bounds):
-        with pytest.raises(ValueError, match=r"^threshold must be >= 1e-09 and < 1, got "):
-            function([[0.9, 0.1], [0.2, 0.8]], threshold)
-
-
 def test_a_mixing_time_that_rounding_hides_is_an_error_and_not_an_endless_search():
     """Two halves that meet once in 10^17 steps, each of which mixes fast."""
     p = 1e-17
@@ -533,18 +530,3 @@ def test_the_pseudo_spectral_gap_of_two_nearly_reducible_states(p):
     found = mixing.pseudo_spectral_gap([[1 - p, p], [2 * p, 1 - 2 * p]])
     assert abs(found - 3 * p * (2 - 3 * p)) <= 1e-9 * found + 1e-12
     assert time.process_time() - began < 1
-
-
-def test_the_pseudo_spectral_gap_is_the_largest_of_all():
-    """Chains that are far from reversible, against every k up to 200; one of them is a slow cycle."""
-    rng = np.random.default_rng(0)
-    kernels = [rng.dirichlet(np.full(n, 0.2), n) + 1e-3 for n in (2, 3, 5, 8) for _ in range(5)]
-    kernels.append(0.97 * np.roll(np.eye(7), 1, axis=1) + 0.03 / 7)
-    for P in kernels:
-        P = P / P.sum(axis=1, keepdims=True)
-        mu = mixing.stationary(P)
-        root = np.sqrt(mu)
-        A = root[:, None] * P / root - np.outer(root, root)
-        norms = [np.linalg.norm(np.linalg.matrix_power(A, k), 2) ** 2 for k in range(1, 201)]
-        every = [(1 - min(1.0, norm)) / k for k, norm in enumerate(norms, 1)]
-        np.testing.assert_allclose(mixing.pseudo_spectral_gap(P), max(every), rtol=2e-9)

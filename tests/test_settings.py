@@ -23,26 +23,23 @@ POSITIVE = ["eps", "eta", "alpha_V", "alpha_lam", "alpha_x", "radius_V", "radius
         ("gamma", math.nan, ValueError, "gamma must be finite, got nan"),
         ("gamma", "0.9", TypeError, "gamma must be a real number, got str"),
         ("gamma", None, TypeError, "gamma must be a real number, got NoneType"),
-        ("gamma", [0.9], TypeError, "gamma must be a real number, got list"),
         ("gamma", True, TypeError, "gamma must be a real number, got bool"),
         ("psi", 0.999, ValueError, "psi must be >= 1 and <= 1e+30, got 0.999"),
+        ("gamma", 10**400, ValueError, "gamma is beyond the range of a double"),
         ("psi", math.inf, ValueError, "psi must be finite, got inf"),
-        ("psi", 1j, TypeError, "psi must be a real number, got complex"),
+        ("psi", 1e308, ValueError, "psi must be >= 1 and <= 1e+30, got 1e+308"),
         ("slater", 0, ValueError, "slater must be >= 1e-30 and <= 1, got 0.0"),
-        ("slater", -1, ValueError, "slater must be >= 1e-30 and <= 1, got -1.0"),
         ("slater", 1.01, ValueError, "slater must be >= 1e-30 and <= 1, got 1.01"),
         ("floor", 0, ValueError, "floor must be >= 1e-200 and <= 1, got 0.0"),
-        ("floor", -1, ValueError, "floor must be >= 1e-200 and <= 1, got -1.0"),
         ("floor", 1.1, ValueError, "floor must be >= 1e-200 and <= 1, got 1.1"),
         ("delta", 0, ValueError, "delta must be >= 1e-100 and < 1, got 0.0"),
         ("delta", 1, ValueError, "delta must be >= 1e-100 and < 1, got 1.0"),
         ("kappa", -0.1, ValueError, "kappa must be >= 0, got -0.1"),
+        ("kappa", 1e308, ValueError, "kappa must be <= 10, got 1e+308"),
         ("mixing_time", 0.5, ValueError, "mixing_time must be >= 1, got 0.5"),
         ("T", 0, ValueError, "T must be between 1 and 9223372036854775807, got 0"),
-        ("T", -5, ValueError, "T must be between 1 and 9223372036854775807, got -5"),
         ("T", 2**63, ValueError, "T must be between 1 and 9223372036854775807, got 9223372036854775808"),
         ("T", 1.5, ValueError, "T must be a whole number, got 1.5"),
-        ("T", math.nan, ValueError, "T must be a whole number, got nan"),
         ("T", math.inf, ValueError, "T must be a whole number, got inf"),
         ("T", "10", TypeError, "T must be a whole number, got str"),
         ("T", True, TypeError, "T must be a whole number, got bool"),
@@ -183,20 +180,6 @@ def test_from_theory_is_resolve():
 def test_a_budget_beyond_64_bits_is_blamed_on_eps():
     with pytest.raises(ValueError, match=r"^eps = 0.01 requires 2.14e\+23 steps, too many for 64 bits; give T$"):
         Settings.from_theory(100, 10, 1, gamma=0.999, slater=0.01, psi=2, eps=0.01)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"gamma": 10**400}, "gamma is beyond the range of a double"),
-        ({"slater": 5e-324}, "slater must be >= 1e-30 and <= 1, got 5e-324"),
-        ({"kappa": 1e308}, "kappa must be <= 10, got 1e+308"),
-        ({"psi": 1e308}, "psi must be >= 1 and <= 1e+30, got 1e+308"),
-    ],
-)
-def test_values_out_of_all_proportion_are_blamed_by_name(values, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Settings(**({"gamma": 0.9, "psi": 2, "slater": 0.3, "T": 10} | values))
 
 
 def test_an_eps_that_no_conservatism_can_follow_is_blamed():

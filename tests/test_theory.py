@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -255,6 +256,14 @@ def test_async_steps_can_be_astronomical():
 
 # ---- Errors ----
 
+OF_EPS = (
+    theory.conservatism,
+    theory.reference_floor,
+    theory.condition_steps,
+    theory.flow_threshold,
+    theory.utility_threshold,
+)
+
 
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
@@ -292,24 +301,18 @@ def test_bad_problems(name, value, error, message):
         (lambda: theory.weight_bound(1, 1, 1, 0.5, 0.5), "psi"),
         (lambda: theory.step_size(0), "n_steps"),
         (lambda: theory.step_size(10, mixing_time=0.5), "mixing_time"),
-        (lambda: theory.conservatism(SMALL, 0.0), "eps"),
         (lambda: theory.reference_accuracy(-1.0), "eps"),
-        (lambda: theory.reference_floor(SMALL, 0.0), "eps"),
+        *[(partial(function, SMALL, 0.0), "eps") for function in OF_EPS],
+        *[(partial(inverse, SMALL, 0, 0.1), "n_s[a-z]+") for _, inverse in BUDGETS.values()],
         (lambda: theory.reference_samples(SMALL, 0.0, 0.1), "eps"),
         (lambda: theory.reference_samples(SMALL, 0.1, 0.0), "delta"),
         (lambda: theory.descent_steps(SMALL, 0.1, 1.0), "delta"),
         (lambda: theory.descent_steps(SMALL, 0.1, 0.1, c_o=0.0), "c_o"),
         (lambda: theory.verification_samples(SMALL, 0.1, 2.0), "delta"),
-        (lambda: theory.condition_steps(SMALL, -0.1), "eps"),
         (lambda: theory.gradient_bound_x(SMALL, 0.0), "floor"),
         (lambda: theory.largest_step(SMALL, 0.1, alpha_lam=0.0), "alpha_lam"),
         (lambda: theory.largest_step(SMALL, 0.1, alpha_x=-1.0), "alpha_x"),
-        (lambda: theory.eps_from_steps(SMALL, 0, 0.1), "n_steps"),
-        (lambda: theory.eps_from_reference_samples(SMALL, 0, 0.1), "n_samples"),
-        (lambda: theory.eps_from_verification_samples(SMALL, 0, 0.1), "n_samples"),
         (lambda: theory.eps_from_data(SMALL, 1, 0.1), "n_samples"),
-        (lambda: theory.flow_threshold(SMALL, 0.0), "eps"),
-        (lambda: theory.utility_threshold(SMALL, 0.0), "eps"),
         (lambda: theory.adaptive_delta(0.1, 0), "level"),
         (lambda: theory.adaptive_delta(1.0, 1), "delta"),
         (lambda: theory.async_reference_samples(SMALL, 0.1, 0.1, 0.0), "mixing_time"),

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpdl import Dataset, Settings, _core
+from dpdl import Dataset, Settings, _core, learn
 from dpdl.learning.twin import Twin
+from dpdl.result import Point
 from exact_run import ExactRun
 from problems import CORES, Run
 from test_xupdate import Survey, examine
@@ -66,23 +67,18 @@ def assert_agree(exact, found, tolerance):
         )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("psi", [1.0, 1.3])
-def test_a_bandit_is_learned_by_the_exact_algorithm(psi, seed):
-    log = bandit(seed)
-    settings = settings_of(log, psi, seed, 400)
-    exact, found = everyone(log, settings, seed, 400)
-    assert_agree(exact, found, 1e-9)
+#: n_actions, n_records, psi and seed; more of them in the slow run.
+BANDITS = [(3, 30, psi, seed) for psi in (1.0, 1.3) for seed in range(4)]
+MANY_BANDITS = [(1 + seed % 5, 30 + seed, [1.0, 1.3, 2.0, 7.5][seed % 4], seed) for seed in range(60)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60))
-def test_many_bandits(seed):
-    log = bandit(seed, n_actions=1 + seed % 5, n_records=30 + seed)
-    psi = [1.0, 1.3, 2.0, 7.5][seed % 4]
-    settings = settings_of(log, psi, seed, 400)
-    exact, found = everyone(log, settings, seed, 400)
-    assert_agree(exact, found, 1e-9)
+@pytest.mark.parametrize(
+    ("n_actions", "n_records", "psi", "seed"),
+    [*BANDITS, *(pytest.param(*bandit, marks=pytest.mark.slow) for bandit in MANY_BANDITS)],
+)
+def test_a_bandit_is_learned_by_the_exact_algorithm(n_actions, n_records, psi, seed):
+    log = bandit(seed, n_actions, n_records)
+    assert_agree(*everyone(log, settings_of(log, psi, seed, 400), seed, 400), 1e-9)
 
 
 def nearly_tied(distance, seed):
@@ -145,31 +141,21 @@ def test_a_cap_at_or_beyond_what_the_second_sum_leaves(beyond, step):
 
 
 def rarely_large():
-    """A log in whose order a pair is tiny for all but the last of the steps, and the frequencies of its actions."""
+    """A log in whose order a pair is tiny for all but the last of the steps, settings and a starting point."""
     a = [0, 1] + [0] * 4 + [2] * 9
     r = [2e-4, -1] + [0] * 4 + [1] + [0] * 8
     zeros = [0] * 15
     log = Dataset(zeros, a, zeros, r, np.zeros((15, 0)), n_states=1, n_actions=3)
     mu = np.bincount(a) / 15
-    return log, mu
+    settings = {"gamma": 0.5, "psi": 1, "slater": 1, "T": 10**6, "eta": 1, "floor": 1e-3, "order": "trajectory"}
+    settings |= {"alpha_x": 1 / (68 * mu[2]), "alpha_V": 1e9}
+    return log, Settings(**settings), ([[1, 1, 1e-30] * mu], [0.0], [])
 
 
 def test_averages_are_never_negative():
     """A pair that is tiny for all but the last of the steps: what its sum is made of must not cancel."""
-    log, mu = rarely_large()
-    settings = Settings(
-        gamma=0.5,
-        psi=1,
-        slater=1,
-        T=10**6,
-        eta=1,
-        alpha_x=1 / (68 * mu[2]),
-        alpha_V=1e9,
-        floor=1e-3,
-        order="trajectory",
-    ).resolve(1, 3, 0)
-    start = (np.array([[1, 1, 1e-30]]) * mu, np.zeros(1), np.zeros(0))
-    run = Run("lazy", log, settings, seed=0, start=start, initial=[0])
+    log, settings, start = rarely_large()
+    run = Run("lazy", log, settings.resolve(1, 3, 0), seed=0, start=start, initial=[0])
     for n in range(1, 200):
         assert run.core.run(1) == 0
         means = run.core.means[0]
@@ -206,28 +192,10 @@ def test_averages_are_accurate_relative_to_themselves(psi, refresh):
 
 def test_the_policy_of_a_callback_has_no_negative_average():
     """The same through `learn`, which would refuse to make a policy of it."""
-    from dpdl import learn
-    from dpdl.result import Point
-
-    log, mu = rarely_large()
+    log, settings, start = rarely_large()
     seen = []
-    result = learn(
-        log,
-        gamma=0.5,
-        psi=1,
-        slater=1,
-        T=10**6,
-        eta=1,
-        alpha_x=1 / (68 * mu[2]),
-        alpha_V=1e9,
-        floor=1e-3,
-        rho0=[1.0],
-        order="trajectory",
-        start=Point.of([[1, 1, 1e-30]] * mu, [0.0], []),
-        step_limit=7,
-        callback=lambda intermediate: seen.append(intermediate.policy),
-        callback_every=1,
-    )
+    options = {"callback": lambda intermediate: seen.append(intermediate.policy), "callback_every": 1, "step_limit": 7}
+    result = learn(log, settings, rho0=[1.0], start=Point.of(*start), **options)
     assert len(seen) >= 6
     assert all((policy >= 0).all() for policy in [*seen, result.policy])
 

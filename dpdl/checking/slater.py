@@ -113,7 +113,7 @@ def estimate_slater(
     if psi is not None:
         psi = check.real("psi", psi, at_least=1)
     delta = check.real("delta", delta, above=0, below=1)
-    caps = _caps(dataset, psi)
+    caps = np.ones(dataset.n_states * dataset.n_actions) if psi is None else psi * dataset.frequencies.ravel()
     model = plug_in(first, gamma, rho0)
     policy = _careful_policy(model, first, psi, delta)
     whole = plug_in(dataset, gamma, rho0)
@@ -133,18 +133,9 @@ def estimate_slater(
 def slater_upper(
     dataset: Dataset, *, gamma: float, rho0: ArrayLike, psi: float, caps: Array, delta: float = 0.05
 ) -> float:
-    """Only the upper bound, for policies whose normalised occupancy is at most `caps`, one for each pair.
-
-    Examples
-    --------
-    >>> log = Dataset([0] * 99, [0] * 99, [0] * 99, [1.0] * 99, [[-1.0]] * 99, n_states=1, n_actions=1)
-    >>> slater_upper(log, gamma=0.5, rho0=[1.0], psi=1, caps=np.ones(1)) < 0
-    True
-    """
+    """Only the upper bound, for policies whose normalised occupancy is at most `caps`, one for each pair."""
     first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
-    psi = check.real("psi", psi, at_least=1)
     caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
-    delta = check.real("delta", delta, above=0, below=1)
     return min(1.0, _upper(plug_in(first, gamma, rho0), first, second, psi, caps, delta))
 
 
@@ -194,8 +185,7 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     if len(dataset) < 2:
         raise ValueError("the data set has one transition; at least two are needed")
     gamma = check.real("gamma", gamma, above=0, below=1)
-    if dataset.units.gamma is not None and dataset.units.gamma != gamma:
-        raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
+    check.same_discount(dataset.units.gamma, gamma)
     initial = dataset.initial(rho0, initial_states)
     middle = len(dataset) // 2
     ends = dataset[:middle], dataset[middle:]
@@ -207,11 +197,6 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
         if in_both[1] <= 1.5 * in_both[0]:
             ends = every_other
     return *ends, gamma, initial
-
-
-def _caps(dataset: Dataset, psi: float | None) -> Array:
-    n_pairs = dataset.n_states * dataset.n_actions
-    return np.ones(n_pairs) if psi is None else psi * dataset.frequencies.ravel()
 
 
 def _best_margin(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Margin:

@@ -12,19 +12,8 @@ The families behind the paper's lower bounds are here too: see `dpdl.instances.h
 
 from dpdl.instances.garnet import garnet, garnet_instance
 from dpdl.instances.gridworld import GridWorld, hazard_gridworld
-from dpdl.instances.hard import (
-    BlockInstance,
-    Blocks,
-    HardInstance,
-    NoSlaterInstance,
-    blocks,
-    hardest_varpi,
-    lower_bound,
-    no_slater,
-    packing,
-    suboptimality_bound,
-    violation_bound,
-)
+from dpdl.instances.hard import BlockInstance, HardInstance, NoSlaterInstance, lower_bound, no_slater
+from dpdl.instances.hard_bounds import Blocks, blocks, hardest_varpi, packing, suboptimality_bound, violation_bound
 from dpdl.instances.instance import Instance
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The problems of the paper's lower bounds, with their closed forms.
+"""The problems of the paper's lower bounds, with their closed forms (appendix F).
 
 `lower_bound` builds the family of Theorem 5.1 (appendix F.1), or its variant with a large Slater
 constant (Remark F.4); `no_slater` builds that of Theorem 5.2. Each hides signs theta in transition
@@ -11,22 +11,18 @@ and a weight rho on the block, s_0 is visited rho v0/(1-gamma) times, s_1 rho v1
 rho v/(1-gamma) times, whatever the policy. States without a choice treat all actions alike, and mu is on action 0.
 `dpdl.instances.hard_bounds` has the bounds that follow.
 
-Where the constructions differ from the printed ones:
-
-1. P(s_minus | s_1, b_i) is printed with a_i; nu(s_1) is rho v1, not rho v1/(1-gamma); nu(s_plus) and nu(s_minus) lack
-   the factor rho; mu(s_1, a_i) runs over i in [K], not [I]; the constraints sit at s_1, not at s_0.
-2. There are 2 K S_c constraints (<= I), not K S_c. The loss of Lemma F.1 subtracts v1/(4SK) from the
-   second utility; it must add rho_c v1/(4K).
-3. Theorem 5.2 says at most S states; its construction has S + 4. Equation (45) lacks a factor varpi.
-4. Remark F.4's action e' lifts all utilities at once for a reward of -1. The optimum stays where it was, for all theta,
-   only if gamma varpi_c S_c K is at most about 4/3 (1-gamma); Lemma F.1 survives up to 4/5 (1-gamma).
-   With the proof's varpi_c that holds for large N only; `lower_bound` refuses a larger varpi_c. Remark F.4 gives no mu:
-   here e' gets as much as e, so that Slater's condition holds within Pi(C) too, with v0 at least. (Without e' it fails
-   there for some theta: the data caps s_minus at what e leads to, and so pi(b_i) at 0 in a block of minus signs.)
+Where the constructions differ from the printed ones, docs/paper-map.md says how. Remark F.4's action e' lifts all
+utilities at once for a reward of -1. The optimum stays where it was, for all theta, only if gamma varpi_c S_c K is at
+most about 4/3 (1-gamma); Lemma F.1 survives up to 4/5 (1-gamma). With the proof's varpi_c that holds for large N only;
+`lower_bound` refuses a larger varpi_c. Remark F.4 gives no mu: here e' gets as much as e, so that Slater's condition
+holds within Pi(C) too, with v0 at least. (Without e' it fails there for some theta: the data caps s_minus at what e
+leads to, and so pi(b_i) at 0 in a block of minus signs.)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,32 +30,189 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
-from dpdl.instances.hard_bounds import (
-    Blocks,
-    blocks,
-    checked_constants,
-    hardest_varpi,
-    packing,
-    suboptimality_bound,
-    violation_bound,
-    visits,
-)
-from dpdl.instances.hard_models import BlockInstance, HardInstance, NoSlaterInstance, weights
+from dpdl._validation import Array
+from dpdl.instances.hard_bounds import blocks, checked_constants, visits
+from dpdl.instances.instance import Instance
 from dpdl.models.cmdp import CMDP
 
-__all__ = [
-    "BlockInstance",
-    "Blocks",
-    "HardInstance",
-    "NoSlaterInstance",
-    "blocks",
-    "hardest_varpi",
-    "lower_bound",
-    "no_slater",
-    "packing",
-    "suboptimality_bound",
-    "violation_bound",
-]
+Signs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class HardInstance(Instance, ABC):
+    """Base of the two families: an `Instance` whose answers are formulas.
+
+    The model's last state is the null state s_{-1}, which only the data visits. C* is exact: every policy visits s_0 as
+    often, C mu(s_0) times in the discounted share of time. Without a choice the optimal policy takes action 0.
+    """
+
+    @abstractmethod
+    def occupancy(self, policy: ArrayLike) -> Array:
+        """Return the (S, A) discounted occupancy of a policy, by formula."""
+
+    @abstractmethod
+    def utilities(self, policy: ArrayLike) -> Array:
+        """Return the utilities J^u_i of a policy, by formula."""
+
+    def is_safe(self, policy: ArrayLike) -> bool:
+        """Return whether no utility is negative: pi(a_i) <= pi(b_i) <= 1/(4K), or pi(b | s^j) = theta_j throughout.
+
+        The policy's numbers are compared as they are, without a tolerance. With Remark F.4's e' (`repaired`) more
+        policies are safe, and the sums that are compared carry roundings.
+        """
+        return bool(self.utilities(policy).min() >= 0)
+
+    def violation(self, policy: ArrayLike) -> float:
+        """Return the sum of the utilities' negative parts."""
+        return float(np.maximum(-self.utilities(policy), 0).sum())
+
+    def _checked(self, policy: ArrayLike) -> Array:
+        return check.policy_array("policy", policy, self.cmdp.n_states, self.cmdp.n_actions)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockInstance(HardInstance):
+    """A CMDP of Theorem 5.1; see `lower_bound`.
+
+    Block j has the states 4j .. 4j+3: s_0, s_1, s_plus, s_minus. In a constrained block the actions at s_1 are a_i = i,
+    b_i = K + i and e = 2K, the last; in an unconstrained block they are a = 0 and e, which is all the rest, with mu on
+    the last. The first S_c K utilities are rho_c v1 (pi(b_i) - pi(a_i)), block by block; the others are
+    rho_c v1 (1/(4K) - pi(b_i)). If `repaired`, action 1 at s_0 is e', and all the other ones are e.
+
+    Attributes
+    ----------
+    theta_c : ndarray of int, shape (S_c, K)
+    theta_u : ndarray of int, shape (S_u,)
+        The hidden signs, each -1 or 1.
+    varpi_c, varpi_u : float
+        How much they matter, in (0, 1/2]; varpi_u is 0 if there are no unconstrained blocks.
+    repaired : bool
+        Whether it is the variant of Remark F.4.
+
+    Examples
+    --------
+    >>> hard = lower_bound(4, 3, 8, gamma=0.5, theta_c=[[1], [1], [-1], [-1]], rng=0)
+    >>> best, uniform = hard.optimal_policy, np.full(hard.mu.shape, 1 / 3)
+    >>> hard.occupancy(best)[:2].round(6).tolist()  # rho v0/(1-gamma) and rho v1 with rho = 1/4
+    [[0.4, 0.0, 0.0], [0.016667, 0.016667, 0.033333]]
+    >>> hard.utilities(best).round(6).tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.016667, 0.016667]
+    >>> abs(hard.reward(best) - hard.optimal_value) < 1e-15, round(hard.loss(best), 12)
+    (True, 0.0)
+    >>> hard.loss(uniform) > hard.loss_floor(uniform) > 0
+    True
+    >>> policy = best.copy()
+    >>> policy[1] = [0.25, 0.25 - 1e-16, 0.5]  # pi(a) > pi(b) by a hair
+    >>> hard.is_safe(best), hard.is_safe(policy)
+    (True, False)
+    """
+
+    theta_c: Signs
+    theta_u: Signs
+    varpi_c: float
+    varpi_u: float
+    repaired: bool
+
+    def occupancy(self, policy: ArrayLike) -> Array:
+        """Return the (S, A) discounted occupancy of a policy, by formula."""
+        pi = self._checked(policy)
+        v0, v1, v = visits(self.cmdp.gamma)
+        rho, gain, scale = self._rho, self._gain(pi), 1 - self.cmdp.gamma
+        ends = rho * v / scale * (1 + gain) / 2, rho * v / scale * (1 - gain) / 2
+        states = np.column_stack([rho * v0 / scale, rho * v1, *ends])
+        return np.append(states, 0.0)[:, None] * pi
+
+    def reward(self, policy: ArrayLike) -> float:
+        """Return the reward J of a policy, by formula (equation (39))."""
+        pi = self._checked(policy)
+        v = visits(self.cmdp.gamma)[2]
+        return float(v / (1 - self.cmdp.gamma) * (self._rho @ self._gain(pi)) - self._lift(pi))
+
+    def utilities(self, policy: ArrayLike) -> Array:
+        """Return the utilities of a policy, by formula: all >= 0 iff pi(a_i) <= pi(b_i) <= 1/(4K), unless repaired."""
+        pi = self._checked(policy)
+        a, b, _ = self._arms(pi)
+        often, most, lift = self._rho[0] * visits(self.cmdp.gamma)[1], 1 / (4 * a.shape[1]), self._lift(pi)
+        kept = 1 - (1 - self.cmdp.gamma) * often * most  # at e' the shifted utility is 1, not 1 + the shift
+        return np.concatenate([(often * (b - a) + lift).ravel(), (often * (most - b) + kept * lift).ravel()])
+
+    def loss(self, policy: ArrayLike) -> float:
+        """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (Lemma F.1)."""
+        price = self.cmdp.gamma * self.varpi_c / (1 - self.cmdp.gamma)
+        return max(self.optimal_value - self.reward(policy), 0.0) + price * self.violation(policy)
+
+    def loss_floor(self, policy: ArrayLike) -> float:
+        """Return what L(pi; theta) is at least, in terms of the errors in theta (Lemma F.1)."""
+        a, _, a_u = self._arms(self._checked(policy))
+        wrong_c = abs(4 * a.shape[1] * a - (self.theta_c + 1) / 2).mean() / 8 * self.varpi_c
+        wrong_u = abs(a_u - (self.theta_u + 1) / 2).mean() * self.varpi_u if a_u.size else 0.0
+        share = 0.5 if a_u.size else 1.0
+        return float(share * visits(self.cmdp.gamma)[2] / (1 - self.cmdp.gamma) * (wrong_c + wrong_u))
+
+    @property
+    def _rho(self) -> Array:
+        return weights(len(self.theta_c), len(self.theta_u))
+
+    def _arms(self, pi: Array) -> tuple[Array, Array, Array]:
+        """Return pi(a_i | s_1) and pi(b_i | s_1) of the constrained blocks, and pi(a | s_1) of the others."""
+        (n, k), deciding = self.theta_c.shape, pi[1:-1:4]
+        return deciding[:n, :k], deciding[:n, k : 2 * k], deciding[n:, 0]
+
+    def _gain(self, pi: Array) -> Array:
+        """Return varpi r_j: how much likelier s_plus is than s_minus, in each block."""
+        a, b, a_u = self._arms(pi)
+        return np.append(self.varpi_c * (self.theta_c * a - b / 2).sum(axis=1), self.varpi_u * self.theta_u * a_u)
+
+    def _lift(self, pi: Array) -> float:
+        """Return how often e' is taken: what it costs, and what it adds to every utility before the shift."""
+        often = self._rho * visits(self.cmdp.gamma)[0] / (1 - self.cmdp.gamma)
+        return float(often @ pi[:-1:4, 1]) if self.repaired else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class NoSlaterInstance(HardInstance):
+    """A CMDP of Theorem 5.2; see `no_slater`.
+
+    The states are s_0, s_plus, s_minus, then s^1 .. s^S with actions a = 0 and b = 1, then the null state.
+
+    Attributes
+    ----------
+    theta : ndarray of int, shape (S,)
+        The hidden signs, each 0 or 1: the only safe policy has pi(b | s^j) = theta_j.
+    varpi : float
+        How much they matter, in (0, 1/2].
+
+    Examples
+    --------
+    >>> hard = no_slater(4, gamma=0.5, theta=[0, 0, 1, 1], varpi=0.5)
+    >>> hard.occupancy(hard.optimal_policy)[:3].round(6).tolist()
+    [[1.6, 0.0], [0.066667, 0.0], [0.066667, 0.0]]
+    >>> hard.utilities(np.full((8, 2), 0.5)).round(6).tolist()
+    [-0.033333]
+    >>> round(hard.violation(hard.optimal_policy[:, ::-1]), 6)  # wrong everywhere: v varpi/(1-gamma)
+    0.066667
+    """
+
+    theta: Signs
+    varpi: float
+
+    def occupancy(self, policy: ArrayLike) -> Array:
+        """Return the (S + 4, 2) discounted occupancy of a policy, by formula."""
+        pi = self._checked(policy)
+        v0, v1, v = visits(self.cmdp.gamma)
+        n, ends, tilt = len(self.theta), v / (1 - self.cmdp.gamma) / 2, self.varpi * self._mistakes(pi)
+        middle = [ends * (1 - tilt), ends * (1 + tilt)]
+        return np.concatenate([[v0 / (1 - self.cmdp.gamma)], middle, np.full(n, v1 / n), [0.0]])[:, None] * pi
+
+    def utilities(self, policy: ArrayLike) -> Array:
+        """Return the one utility of a policy, by formula: -v varpi/(S (1-gamma)) times the 1-norm of pi_b - theta."""
+        tilt = self.varpi * self._mistakes(self._checked(policy))
+        return np.array([0.0 - visits(self.cmdp.gamma)[2] / (1 - self.cmdp.gamma) * tilt])
+
+    def _mistakes(self, pi: Array) -> float:
+        """Return the mean probability of the wrong action (r-bar in the paper)."""
+        wrong = pi[np.arange(3, 3 + len(self.theta)), 1 - self.theta]
+        return float(wrong.mean())
 
 
 def lower_bound(
@@ -114,8 +267,7 @@ def lower_bound(
     """
     k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
     C, gamma = checked_constants(concentrability, gamma)
-    if not isinstance(repaired, bool):
-        raise TypeError(f"repaired must be True or False, got {repaired!r}")
+    repaired = check.flag("repaired", repaired)
     most = min(0.5, 0.8 * (1 - gamma) / (gamma * n_c * k)) if repaired else 0.5
     if varpi_u is not None and n_u == 0:
         raise ValueError(f"varpi_u = {varpi_u!r} has no meaning: n_blocks = {n_blocks} leaves no unconstrained block")
@@ -201,16 +353,12 @@ def no_slater(
     ----------
     n_blocks : int
         S >= 4: how many states have a choice; the model has S + 4 states and two actions.
-    concentrability : float
-        C >= 2.
-    gamma : float
-        Discount, in [1/2, 1).
+    concentrability, gamma, rng
+        As for `lower_bound`.
     theta : array_like of 0 and 1, shape (S,), optional
         The hidden signs; drawn if not given.
     varpi : float, optional
         How much they matter, in (0, 1/2]; drawn uniformly if not given.
-    rng : None, int or numpy.random.Generator
-        Source of randomness for what is not given.
 
     Returns
     -------
@@ -261,6 +409,13 @@ def no_slater(
         theta=theta,
         varpi=varpi,
     )
+
+
+def weights(n_constrained: int, n_unconstrained: int) -> Array:
+    """Return rho_0(s_0^j) of each block: half of the mass on each kind, if there are both."""
+    if n_unconstrained == 0:
+        return np.full(n_constrained, 1 / n_constrained)
+    return np.repeat([0.5 / n_constrained, 0.5 / n_unconstrained], [n_constrained, n_unconstrained])
 
 
 def _signs(

@@ -1,19 +1,11 @@
 """Lower bounds as functions of the number of samples, and the sign vectors and sizes that their proofs use.
 
 The problems themselves are in `dpdl.instances.hard`. The theorems give rates up to a universal constant; their proofs
-have constants, which the functions below use by default. The proofs have gaps which do not affect these constants:
-
-1. Fano's inequality is applied as alpha (1 - ...) where Lemma F.3 has alpha/2 (1 - ...), in both proofs.
-2. Its ratio is to be at most 5/6. With a packing of exp(n/8) vectors log 2/log|Theta| alone exceeds one for n <= 5; in
-   the proof of Theorem 5.2, with the printed bound of the divergence, the ratio exceeds one for every n.
-3. A maximum over theta_c and one over theta_u are added as if the same theta attained both.
-4. Factor C is missing under the square roots that end the proof of Theorem 5.1; the theorem has it.
-5. For A in {7, 8} and I in {8, ..., 11} the recipe gives S_c K = 3 and with it varpi_c = 0: the constrained blocks add
-   nothing, and for S = 4, where S_u = 0, the proof shows nothing.
-
-Gaps 1 to 3 close with Assouad's lemma, over the whole cube of signs instead of a packing: at the proof's varpi any two
-neighbouring theta are so alike after N samples that the average error per sign is at least 0.39, where 1/24 is claimed,
-and averages do add up. A test computes this from the models.
+have constants, which the functions below use by default. The proofs have gaps, listed in docs/paper-map.md, which do
+not affect these constants. Those of the argument by Fano's inequality close with Assouad's lemma, over the whole cube
+of signs instead of a packing: at the proof's varpi any two neighbouring theta are so alike after N samples that the
+average error per sign is at least 0.39, where 1/24 is claimed, and averages do add up. A test computes this from the
+models.
 """
 
 from __future__ import annotations
@@ -140,20 +132,8 @@ def violation_bound(
 ) -> Array:
     """Return what any learner violates at least, on average, for some theta of `no_slater` (Theorem 5.2).
 
-    Parameters
-    ----------
-    n_samples : array_like
-        N, one or many.
-    n_blocks, concentrability, gamma
-        As for `no_slater`.
-    constant : float, optional
-        If given, the result is the rate in the theorem, min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), times this. The
-        paper proves the rate for some universal constant that it does not state.
-
-    Returns
-    -------
-    ndarray, with the shape of n_samples
-        Without `constant`, the bound in the proof: v varpi/(24 (1-gamma)) with varpi from `hardest_varpi`.
+    Arguments and result are like those of `suboptimality_bound`. The rate in the theorem is
+    min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), the bound in the proof v varpi/(24 (1-gamma)).
 
     Examples
     --------

@@ -48,15 +48,6 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
     """Write a checkpoint to `path` atomically; an OSError leaves an existing one unchanged.
 
     With `new`, raise FileExistsError if the path exists, even if it was created concurrently.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(Path(folder, "run"), {"n": 1}, {"x": np.arange(3.0)})
-    ...     header, arrays = read(Path(folder, "run"))
-    >>> header["n"], arrays["x"].tolist()
-    (1, [0.0, 1.0, 2.0])
     """
     plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]

@@ -11,18 +11,14 @@ import threading
 
 from dpdl._core import Interrupts
 
-__all__ = ["Interrupts", "must_handle_sigint_here", "was_interrupted"]
-
-
-def must_handle_sigint_here() -> bool:
-    """Whether this is not the main thread, the only one in which Python raises KeyboardInterrupt.
-
-    False if SIGINT is ignored or has a handler of the caller's.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    return not main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+__all__ = ["Interrupts", "was_interrupted"]
 
 
 def was_interrupted(interrupts: Interrupts) -> bool:
-    """Whether a SIGINT that this thread must handle arrived since the last call."""
-    return interrupts.came() and (interrupts.guarded or must_handle_sigint_here())
+    """Whether a SIGINT that this thread must handle arrived since the last call.
+
+    In the main thread Python raises KeyboardInterrupt; a handler of the caller's, or SIG_IGN, decides for all threads.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    must_handle_here = not main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return interrupts.came() and (interrupts.guarded or must_handle_here)

@@ -22,22 +22,10 @@ Arrays = dict[str, NDArray[Any]]
 def store(
     folder: Path, runs: str, dataset: Dataset, plan: dict[str, Any], arrays: Arrays, *, resume: bool, ignore: set[str]
 ) -> dict[str, Any] | None:
-    """Store a plan in a new folder and return None; or compare it with the stored one, and return that.
+    """Store a plan in a new folder and return None; or, with `resume`, compare it with the stored one and return that.
 
-    Parameters
-    ----------
-    folder : Path
-        It must be empty or absent, unless `resume` is set.
-    runs : str
-        What a run is called.
-    dataset : Dataset
-        The log of all runs.
-    plan, arrays
-        What the runs follow from, as JSON has it, and as arrays.
-    resume : bool
-        Whether to resume what is in the folder.
-    ignore : set of str
-        Names in the plan that may differ from the stored ones.
+    `plan` and `arrays` are what the runs follow from, as JSON has it and as arrays; names of the plan in `ignore` may
+    differ from the stored ones. `runs` is what a run is called.
     """
     remove_leftovers(folder / PLAN)
     if check_folder(folder, resume=resume):

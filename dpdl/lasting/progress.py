@@ -9,7 +9,6 @@ import contextlib
 import logging
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 DELAY = 2.0
@@ -22,14 +21,7 @@ logger = logging.getLogger("dpdl")
 class Progress:
     """Context manager; calls of `update(done)` between two redraws cost little.
 
-    Parameters
-    ----------
-    total : int
-        Number of steps.
-    show : bool or None
-        None shows the bar if standard error is a terminal.
-    first : int
-        Steps that were taken before this call.
+    `total` steps, of which `first` were taken before; `show` is True, False, or None: if standard error is a terminal.
     """
 
     def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
@@ -71,9 +63,7 @@ class Progress:
         left = (self.total - done) / rate if rate else 0.0
         return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} {_unit(self.label)}s/s  {left:.0f} s left"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self.bar is not None:
                 self.bar.close()

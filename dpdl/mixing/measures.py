@@ -27,8 +27,6 @@ from dpdl.mixing.chain import (
 )
 from dpdl.models.cmdp import CMDP
 
-#: E(t) is known to some 1e-13 for a thousand states.
-SMALLEST_THRESHOLD = 1e-9
 #: Absolute error of eigenvalues and squared norms, all of which are at most one.
 _EIGENVALUE_ERROR = 1e-13
 #: Relative differences of gaps that are not worth a search.
@@ -141,17 +139,12 @@ def mixing_time(kernel: Any, threshold: float = 0.25, *, method: str = "auto") -
     >>> mixing_time([[0.99, 0.01], [0.01, 0.99]])  # E(t) = 0.98^t/2
     35
     """
-    P = checked_kernel(kernel)
-    threshold = check.real("threshold", threshold, at_least=SMALLEST_THRESHOLD, below=1)
-    check.choice("method", method, ("auto", "exact"))
+    P, threshold = checked_kernel(kernel), _checked_threshold(threshold)
     n = P.shape[0]
-    if n <= EXACT_STATES:
-        return mixing_time_dense(P.toarray(), stationary_of(P), threshold)
-    mu = stationary_of(P)
-    if method == "exact":
-        blocks = np.array_split(np.arange(n), math.ceil(n / BLOCK))
+    if check.choice("method", method, ("auto", "exact")) == "exact" and n > EXACT_STATES:
+        mu, blocks = stationary_of(P), np.array_split(np.arange(n), math.ceil(n / BLOCK))
         return max(bounds.first_below(P, mu, block, threshold, 2**62) for block in blocks)
-    interval = bounds.bracket(P, mu, threshold, np.random.default_rng(0))
+    interval = _interval(P, threshold, np.random.default_rng(0))
     if not interval.exact:
         raise ValueError(
             f"the mixing time of these {n} states is between {interval.lower} and {interval.upper:g}; "
@@ -173,14 +166,7 @@ def mixing_time_bounds(kernel: Any, threshold: float = 0.25, rng: Any = 0) -> Mi
     >>> mixing_time_bounds([[0.99, 0.01], [0.01, 0.99]])
     MixingTime(lower=35, upper=35.0, message='exact, from dense powers')
     """
-    P = checked_kernel(kernel)
-    threshold = check.real("threshold", threshold, at_least=SMALLEST_THRESHOLD, below=1)
-    generator = check.generator(rng)
-    mu = stationary_of(P)
-    if P.shape[0] > EXACT_STATES:
-        return bounds.bracket(P, mu, threshold, generator)
-    time = mixing_time_dense(P.toarray(), mu, threshold)
-    return MixingTime(time, float(time), "exact, from dense powers")
+    return _interval(checked_kernel(kernel), _checked_threshold(threshold), check.generator(rng))
 
 
 def pseudo_spectral_gap(kernel: Any, max_power: int | None = None) -> float:
@@ -259,16 +245,24 @@ def bernstein_half_width(n: int, variance: float, bound: float, mixing_time: flo
     return math.sqrt(32 * n * variance * length) + 82 * bound * length
 
 
-# ---- Kernels of a policy ----
+def _checked_threshold(threshold: float) -> float:
+    # E(t) is known to some 1e-13 for a thousand states.
+    return check.real("threshold", threshold, at_least=1e-9, below=1)
+
+
+def _interval(P: sp.csr_array, threshold: float, rng: np.random.Generator) -> MixingTime:
+    mu = stationary_of(P)
+    if P.shape[0] > EXACT_STATES:
+        return bounds.bracket(P, mu, threshold, rng)
+    time = mixing_time_dense(P.toarray(), mu, threshold)
+    return MixingTime(time, float(time), "exact, from dense powers")
 
 
 def _choices(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
     """Return the (S, S*A) matrix that turns a state into its pairs."""
     check.instance("cmdp", cmdp, CMDP)
-    n_states, n_actions = cmdp.n_states, cmdp.n_actions
-    pi = check.policy_array("policy", policy, n_states, n_actions)
-    pi = pi / pi.sum(axis=1, keepdims=True)
-    return policies.choice_matrix(pi)
+    pi = check.policy_array("policy", policy, cmdp.n_states, cmdp.n_actions)
+    return policies.choice_matrix(pi / pi.sum(axis=1, keepdims=True))
 
 
 def _without_zeros(matrix: Any) -> sp.csr_array:
@@ -305,12 +299,12 @@ class _Gaps:
 
     def __call__(self, k: int) -> float:
         if k not in self.known:
-            squared = self._large(k) if self.dense is None else self._small(self.dense, k)
+            if self.dense is None:
+                squared = self._large(k)
+            else:
+                squared = float(np.linalg.norm(np.linalg.matrix_power(self.dense, k), 2)) ** 2
             self.known[k] = min(1.0, max(0.0, 1 - squared))
         return self.known[k]
-
-    def _small(self, dense: Array, k: int) -> float:
-        return float(np.linalg.norm(np.linalg.matrix_power(dense, k), 2)) ** 2
 
     def _large(self, k: int) -> float:
         transpose = sp.csr_array(self.matrix.T)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
-from dpdl.checking.verification import Verification, verify
+from dpdl.checking.verification import verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
 from dpdl.lasting import checkpoint
@@ -29,7 +29,7 @@ from dpdl.lasting import plan as plans
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
-from dpdl.premises import Premise
+from dpdl.premises import Premise, combined
 from dpdl.result import MESSAGES, Level, Point, Result, Status
 from dpdl.running.arguments import accepts, parse
 from dpdl.running.driver import drive
@@ -42,29 +42,8 @@ Budget = int | Callable[[Problem], int] | None
 
 BUDGETS = ("n_reference", "n_descent", "n_verification")
 
-#: Statuses that end the method in the middle of a level.
-_STOPPED_EARLY = (
-    Status.INTERRUPTED,
-    Status.STOPPED,
-    Status.STEP_LIMIT,
-    Status.TIME_LIMIT,
-    Status.NUMERICAL_ERROR,
-)
-
 #: What a run is called in a folder of checkpoints.
 LEVEL = "level"
-#: Arguments that are stored there.
-_PLANNED = (
-    *BUDGETS,
-    "per_level",
-    "reuse",
-    "max_levels",
-    "growth",
-    "eps_divisor",
-    "exit_margin",
-    "warm_start",
-    "mixing_time_estimated",
-)
 #: Stands for a function there.
 _FUNCTION = "a function"
 
@@ -238,8 +217,8 @@ def _levels(
     position, deadline = 0, time.monotonic() + options.time_limit
     for number in range(1, plan.max_levels + 1):
         phases = plan.phases(number, position)
-        if phases is None:
-            return Status.OUT_OF_DATA, plan.shortage(number, position)
+        if isinstance(phases, str):
+            return Status.OUT_OF_DATA, phases
         previous = levels[-1] if levels else None
         taken = sum(level.n_steps for level in levels)
         of_level = replace(
@@ -253,7 +232,7 @@ def _levels(
         generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
         position += phases.n_fresh
         levels.append(level)
-        if status in _STOPPED_EARLY:
+        if status is not Status.COMPLETED:
             return status, message
         if previous is not None and previous.verdict and level.verdict:
             gain, most = level.reward - previous.reward, plan.exit_margin * phases.eps
@@ -325,6 +304,11 @@ class _Plan:
             known = tuple(name for name in self.inputs.known if name != "mixing_time")
             self.inputs = replace(self.inputs, known=known)
 
+    @classmethod
+    def planned(cls) -> list[str]:
+        """Names of the arguments that are stored in a folder of checkpoints as they are."""
+        return [one.name for one in fields(cls) if one.name not in ("dataset", "base", "inputs")]
+
     def stated(self, number: int) -> Settings:
         """Settings of a level as the paper states them: psi_K, eps, delta_K; T may be None."""
         base = self.base
@@ -355,16 +339,11 @@ class _Plan:
 
     def needs(self, settings: Settings) -> tuple[int, int, int, int]:
         """Transitions for mu_hat, the descent and VERIFY, and steps; these may be far more than the log has."""
-        problem, eps, delta, mixing_time = self.problem(settings), settings.eps, settings.delta, settings.mixing_time
+        problem, eps = self.problem(settings), settings.eps
         assert eps is not None
-        assert not isinstance(mixing_time, str)
-        if mixing_time is None:
-            steps = settings.T or theory.descent_steps(problem, eps, delta, settings.c_o)
-            reference = theory.reference_samples(problem, eps, delta)
-        else:
-            steps = settings.T or theory.async_descent_steps(problem, eps, delta, mixing_time, settings.c_o)
-            reference = theory.async_reference_samples(problem, eps, delta, mixing_time, settings.c_e)
-        defaults = (reference, steps, theory.verification_samples(problem, eps, delta))
+        steps = settings.T or settings.required_steps(problem)
+        verification = theory.verification_samples(problem, eps, settings.delta)
+        defaults = (settings.required_reference(problem), steps, verification)
         chosen = []
         for name, default in zip(BUDGETS, defaults, strict=True):
             budget = getattr(self, name)
@@ -372,34 +351,29 @@ class _Plan:
             chosen.append(default if value is None else check.whole(name, value, at_least=1))
         return chosen[0], chosen[1], chosen[2], steps
 
-    def phases(self, number: int, position: int) -> _Phases | None:
-        """What the level reads, beginning at `position`; None if the log is too short."""
+    def phases(self, number: int, position: int) -> _Phases | str:
+        """What the level reads, beginning at `position`; if the log is too short, a message that says so."""
         settings = self.settings(number)
         assert settings.eps is not None
         if self.reuse:
             return _Phases(settings, settings.eps, 0, self.dataset, None, self.dataset)
         n_reference, n_descent, n_verification, steps = self.needs(settings)
-        n_run = n_reference + n_descent
-        if position + n_run + n_verification > len(self.dataset):
-            return None
+        n_run, n_left = n_reference + n_descent, len(self.dataset) - position
+        if n_run + n_verification > n_left:
+            return (
+                f"level {number} (psi = {settings.psi:g}) asks for {n_run + n_verification:.2g} fresh transitions, "
+                f"{n_reference:.2g} for mu_hat, {n_descent:.2g} for the descent and {n_verification:.2g} for VERIFY, "
+                f"and {n_left:,} are left; with reuse=True every phase reads the whole log"
+            )
         if n_descent >= steps:  # each transition is used at most once: read them in the log's order
             settings = replace(settings, order="trajectory")
         run = self.dataset[position : position + n_run]
         fresh = self.dataset[position + n_run : position + n_run + n_verification]
         return _Phases(settings, settings.eps or 0.0, n_run + n_verification, run, n_reference, fresh)
 
-    def shortage(self, number: int, position: int) -> str:
-        settings = self.settings(number)
-        *needs, _ = self.needs(settings)
-        return (
-            f"level {number} (psi = {settings.psi:g}) asks for {sum(needs):.2g} fresh transitions, "
-            f"{needs[0]:.2g} for mu_hat, {needs[1]:.2g} for the descent and {needs[2]:.2g} for VERIFY, and "
-            f"{len(self.dataset) - position:,} are left; with reuse=True every phase reads the whole log"
-        )
-
     def to_json(self) -> dict[str, Any]:
         """What the levels follow from; of a function only that it was one."""
-        values = {name: getattr(self, name) for name in _PLANNED}
+        values = {name: getattr(self, name) for name in self.planned()}
         return {name: _FUNCTION if callable(value) else value for name, value in values.items()} | {
             "settings": asdict(self.base),
             "known": list(self.inputs.known),
@@ -408,9 +382,10 @@ class _Plan:
     @classmethod
     def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Plan:
         """Make a plan of what `to_json` gave, and the initial distribution."""
-        if content.keys() != {*_PLANNED, "settings", "known", "generator"}:
+        planned = cls.planned()
+        if content.keys() != {*planned, "settings", "known", "generator"}:
             raise ValueError(f"it has the names {sorted(content)}")
-        functions = [name for name in _PLANNED if content[name] == _FUNCTION]
+        functions = [name for name in planned if content[name] == _FUNCTION]
         if functions:
             raise ValueError(
                 f"it was made with a function as {functions[0]}, which cannot be stored: resume it with "
@@ -419,7 +394,7 @@ class _Plan:
         check.flag("mixing_time_estimated", content["mixing_time_estimated"])
         inputs = Inputs.of(dataset, rho0=initial, known=tuple(content["known"]))
         base = Settings.of(None, content["settings"])
-        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in _PLANNED})
+        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in planned})
 
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result before the first step: the policy is that of the data."""
@@ -445,11 +420,7 @@ class _Plan:
 
     def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
         """Premises of the levels' theorem, without psi >= C*, which this method does not need; and those of VERIFY."""
-        found: dict[str, Premise] = {}
-        for level in levels:  # a premise that failed at any level has failed
-            for premise in level.result.premises:
-                if not premise.holds or found.get(premise.name, premise).holds:
-                    found[premise.name] = premise
+        found = combined(level.result.premises for level in reversed(levels))  # the latest if all hold or several fail
         found.pop("psi >= C*", None)
         # The check of slater is restricted to policies within psi of the data: at an early level it may fail only
         # because psi is small. Use the chosen level's.
@@ -508,33 +479,28 @@ def _run_level(
     """Take the steps of a level, and verify the result."""
     is_new = options.checkpoint is not None and not options.checkpoint.exists()
     result = drive(run, options, interrupts, new=is_new)
-    found = None
-    status, message = result.status, result.message
-    if status not in _STOPPED_EARLY:
+    status, message, found = result.status, result.message, None
+    if status is Status.COMPLETED:
         try:
             eps, delta = phases.eps, phases.settings.delta
             found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
-    return _level(phases, result, found), status, message
-
-
-def _level(phases: _Phases, run: Result, found: Verification | None) -> Level:
-    n_reference = phases.n_reference or len(phases.log)
-    return Level(
-        psi=run.settings.psi,
-        delta=run.settings.delta,
+    level = Level(
+        psi=result.settings.psi,
+        delta=result.settings.delta,
         verdict=None if found is None else found.verdict,
         reward=math.nan if found is None else found.reward,
         flow_margin=math.nan if found is None else found.flow_margin,
         utility_margin=math.nan if found is None else found.utility_margin,
-        n_steps=run.n_steps,
-        n_reference=n_reference,
+        n_steps=result.n_steps,
+        n_reference=phases.n_reference or len(phases.log),
         n_descent=len(phases.log) - (phases.n_reference or 0),
         n_verification=0 if found is None else found.n_samples,
         enough=found is not None and found.enough,
-        result=run,
+        result=result,
     )
+    return level, status, message
 
 
 def _feasible_start(result: Result, reference: Reference, settings: Resolved) -> Point:

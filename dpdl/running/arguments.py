@@ -22,7 +22,7 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
 
 
 #: Where the keywords of each kind are checked.
-_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options.of}
+_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options}
 
 
 def parse(
@@ -32,12 +32,14 @@ def parse(
 
     Further keywords are arguments of `Inputs.of`.
     """
-    known = accepted.__annotations__
-    options = {name: value for name, value in keywords.items() if name in known.keys() & OptionKeywords.__annotations__}
-    given = {name: value for name, value in keywords.items() if name in known.keys() & InputKeywords.__annotations__}
-    rest = {name: value for name, value in keywords.items() if name not in options.keys() | given.keys()}
-    checked = Options.of(**options)
-    return Settings.of(settings, rest), Inputs.of(dataset, **given, **inputs), checked
+    rest = dict(keywords)
+
+    def taken(kind: Any) -> dict[str, Any]:
+        names = keywords.keys() & accepted.__annotations__.keys() & kind.__annotations__.keys()
+        return {name: rest.pop(name) for name in names}
+
+    options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
+    return Settings.of(settings, rest), Inputs.of(dataset, **given, **inputs), options
 
 
 def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from dpdl._validation import Array
-from dpdl.premises import Premise
+from dpdl.premises import combined
 from dpdl.result import Result, SparseTable, Status
 
 #: The status of a set of runs is the first of these that any of them has.
@@ -85,7 +85,7 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
         lam_mean=_mean((result.lam_mean for result in results), shares),
         V=_mean((result.V for result in results), shares),
         log_lam=_log_mean((result.log_lam for result in results), shares),
-        premises=_premises(results),
+        premises=tuple(combined(result.premises for result in results).values()),
         guarantee=None,
         diagnostics={name: sum(result.diagnostics[name] for result in results) for name in first.diagnostics},
         notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
@@ -122,15 +122,6 @@ def _message(statuses: list[Status], n_missing: int) -> str:
     counts = [f"{ended.count(status)} {status.name}" for status in reversed(_BY_PRECEDENCE) if status in ended]
     missing = [f"{n_missing} not begun"] if n_missing else []
     return f"of {n} replicas: {', '.join(counts + missing)}; the result covers the steps taken"
-
-
-def _premises(results: Sequence[Result]) -> tuple[Premise, ...]:
-    """The premises of all results: one that fails in any of them fails."""
-    found: dict[str, Premise] = {}
-    for premise in (premise for result in results for premise in result.premises):
-        if premise.name not in found or (found[premise.name].holds and not premise.holds):
-            found[premise.name] = premise
-    return tuple(found.values())
 
 
 def _flat(table: SparseTable) -> Array:

@@ -19,7 +19,7 @@ from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
 from dpdl.learning.run import Run
-from dpdl.models.highs import time_limit
+from dpdl.models import highs
 from dpdl.result import Result, Status
 from dpdl.running.options import Options
 
@@ -62,29 +62,17 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
         raise
     while True:
         try:
-            return _finish(run, options, writer, status, code, interrupts, deadline)
+            if code:
+                return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
+            writer.update()
+            if status is Status.COMPLETED and not run.slater_checked:
+                run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
+                _check_slater(run, options, interrupts, deadline)
+            return run.result(status)
         except KeyboardInterrupt:
             # The result is still returned. A second Ctrl-C skips the checkpoint.
             writer.skip = status is Status.INTERRUPTED
             status = Status.INTERRUPTED
-
-
-def _finish(
-    run: Run,
-    options: Options,
-    writer: _CheckpointWriter,
-    status: Status,
-    code: int,
-    interrupts: Interrupts,
-    deadline: float,
-) -> Result:
-    if code:
-        return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
-    writer.update()
-    if status is Status.COMPLETED and not run.slater_checked:
-        run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
-        _check_slater(run, options, interrupts, deadline)
-    return run.result(status)
 
 
 def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: float) -> None:
@@ -102,7 +90,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
 
     def work() -> None:
         try:
-            with time_limit(seconds):
+            with highs.time_limit(seconds):
                 found.append(contradiction(dataset, settings, run.layout.reference, run.layout.inputs.initial))
         except TimeoutError:
             pass

@@ -24,9 +24,6 @@ from dpdl.running.driver import drive
 from dpdl.running.options import Options
 from dpdl.settings import Settings
 
-#: File beside the checkpoints of the runs, in the same format: the root of their seeds.
-PLAN = "plan"
-
 
 class Seeds:
     """Children of one seed sequence; child k depends on the root and on k alone."""
@@ -86,12 +83,7 @@ class Job:
 class Jobs:
     """Runs on one log that differ only in settings and seeds; everything is checked before the first begins.
 
-    Parameters
-    ----------
-    name : str
-        What a run is called in the file names of checkpoints.
-    dataset, executor, resume, keywords
-        As for `replicate`; keywords are those of `learn`.
+    `name` is what a run is called in the file names of checkpoints; the other arguments are those of `replicate`.
     """
 
     def __init__(
@@ -138,12 +130,12 @@ class Jobs:
     def run(self, settings: list[Settings], seeds: list[Any]) -> dict[int, Result]:
         """Run all; results by number, without runs that had not begun before Ctrl-C."""
         options = replace(self.options, progress=False)
-        jobs = [
-            Job(layout, one, self.inputs, replace(options, checkpoint=self._path(k)), seed)
+        tasks = [
+            Job(layout, one, self.inputs, replace(options, checkpoint=self._path(k)), seed).run
             for k, (layout, one, seed) in enumerate(zip(self.layouts, settings, seeds, strict=True))
         ]
         try:
-            return pool.run(jobs, self.dataset, self.executor, f"{self.name}s", self.options.progress)
+            return pool.run(tasks, self.dataset, self.executor, f"{self.name}s", self.options.progress)
         except Exception as error:
             if self.options.checkpoint is not None:
                 error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")

@@ -15,7 +15,6 @@ from dpdl.learning.run import Run
 from dpdl.result import Result
 from dpdl.running.arguments import RunKeywords, accepts, parse
 from dpdl.running.driver import drive
-from dpdl.running.options import Options
 from dpdl.settings import Settings
 
 
@@ -100,13 +99,8 @@ def learn(
     generator = check.generator(rng)
     chosen, inputs, options = parse(dataset, settings, dict(keywords))
     with Interrupts() as interrupts:
-        return start(Layout.of(dataset, chosen, inputs), generator, options, interrupts)
-
-
-def start(layout: Layout, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
-    """Start a run and take its steps."""
-    run = Run.of(layout, generator)
-    if options.checkpoint is not None:
-        checkpoint_file.refuse_existing(options.checkpoint)
-        checkpoint.check_generator(generator)
-    return drive(run, options, interrupts, new=True)
+        run = Run.of(Layout.of(dataset, chosen, inputs), generator)
+        if options.checkpoint is not None:
+            checkpoint_file.refuse_existing(options.checkpoint)
+            checkpoint.check_generator(generator)
+        return drive(run, options, interrupts, new=True)

@@ -7,18 +7,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from dpdl import _validation as check
 from dpdl.result import Result
 
 Callback = Callable[[Result], object]
 
-CHECKPOINT_SECONDS = 60.0
-
 
 class OptionKeywords(TypedDict, total=False):
-    """Keywords of `Options.of`, for every function that drives a run."""
+    """Keywords of `Options`, for every function that drives a run."""
 
     callback: Callback | None
     callback_every: int | None
@@ -46,45 +44,27 @@ class Options:
     step_limit: int | None = None
     time_limit: float = math.inf
     checkpoint: Path | None = None
-    every: float = CHECKPOINT_SECONDS
+    every: float = 60.0
     check_slater: bool | None = None
     chunk: int | None = None
     stop: Callable[[], bool] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        callback: Callback | None = None,
-        callback_every: int | None = None,
-        callback_seconds: float | None = None,
-        progress: bool | None = None,
-        step_limit: int | None = None,
-        time_limit: float | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: float = CHECKPOINT_SECONDS,
-        check_slater: bool | None = None,
-        chunk: int | None = None,
-    ) -> Options:
-        """Check a caller's arguments."""
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback must be callable, got {type(callback).__name__}")
-        if callback_every is not None and callback_seconds is not None:
+    def __post_init__(self) -> None:
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback must be callable, got {type(self.callback).__name__}")
+        if self.callback_every is not None and self.callback_seconds is not None:
             raise TypeError("give either callback_every or callback_seconds")
-        return cls(
-            callback=callback,
-            callback_every=None
-            if callback_every is None
-            else check.whole("callback_every", callback_every, at_least=1),
-            callback_seconds=None
-            if callback_seconds is None
-            else check.real("callback_seconds", callback_seconds, at_least=0),
-            progress=check.optional_flag("progress", progress),
-            step_limit=None if step_limit is None else check.whole("step_limit", step_limit),
-            time_limit=check.time_limit("time_limit", time_limit),
-            # Resolve links, so that the target of a link is replaced and not the link.
-            checkpoint=None if checkpoint is None else Path(os.path.realpath(check.path("checkpoint", checkpoint))),
-            every=check.real("every", every, at_least=0),
-            check_slater=check.optional_flag("check_slater", check_slater),
-            chunk=None if chunk is None else check.whole("chunk", chunk, at_least=1),
-        )
+        check.convert_field(self, "callback_every", check.whole, at_least=1)
+        check.convert_field(self, "callback_seconds", check.real, at_least=0)
+        check.convert_field(self, "progress", check.optional_flag)
+        check.convert_field(self, "step_limit", check.whole)
+        check.convert_field(self, "time_limit", check.seconds, required=True)
+        check.convert_field(self, "checkpoint", _resolved)
+        check.convert_field(self, "every", check.real, required=True, at_least=0)
+        check.convert_field(self, "check_slater", check.optional_flag)
+        check.convert_field(self, "chunk", check.whole, at_least=1)
+
+
+def _resolved(name: str, value: Any) -> Path:
+    """A path without links, so that the target of a link is replaced and not the link."""
+    return Path(os.path.realpath(check.path(name, value)))

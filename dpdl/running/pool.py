@@ -1,6 +1,6 @@
-"""Jobs on an executor: submitting them, collecting results, stopping them.
+"""Tasks on an executor: submitting them, collecting results, stopping them.
 
-Jobs in threads share the data set. Others get its path and open it, once per process. Every job polls each 20 ms
+Tasks in threads share the data set. Others get its path and open it, once per process. Every task polls each 20 ms
 whether to stop: an event in threads, otherwise a file on the caller's machine. A worker on another machine, which
 cannot see that file, runs to its end.
 """
@@ -22,61 +22,49 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dpdl.data.dataset import Dataset
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
 from dpdl.result import Result, Status
 
-#: Seconds between two polls for finished jobs and for Ctrl-C.
+#: Seconds between two polls for finished tasks and for Ctrl-C.
 POLL_SECONDS = 0.02
-#: Seconds after a Ctrl-C before another one ends the wait for running jobs.
+#: Seconds after a Ctrl-C before another one ends the wait for running tasks.
 FORCE_SECONDS = 1.0
 
 logger = logging.getLogger("dpdl")
 
 
-class Job(Protocol):
-    """A run without its data set; can be pickled."""
-
-    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
-        """Take the steps; None if `stop` holds before the first."""
+#: A run without its data set; None if it is told to stop before the first step. It can be pickled.
+Task = Callable[[Dataset, Callable[[], bool], Interrupts], Result | None]
 
 
-class RunningJobs:
-    """Jobs submitted to an executor, and the results so far by job number."""
+class RunningTasks:
+    """Tasks submitted to an executor, and the results so far by their numbers."""
 
     def __init__(
-        self,
-        dataset: Dataset,
-        executor: cf.Executor,
-        stop: _Stop,
-        interrupts: Interrupts,
-        results: dict[int, Result],
+        self, dataset: Dataset, executor: cf.Executor, stop: _Stop, interrupts: Interrupts, results: dict[int, Result]
     ) -> None:
         self.dataset, self.executor, self.stop, self.interrupts = dataset, executor, stop, interrupts
         self.results = results
         self.futures: dict[cf.Future[Result | None], int] = {}
 
-    def submit(self, k: int, job: Job) -> None:
-        """Submit a job. Ctrl-C at any moment does not lose its future."""
+    def submit(self, k: int, task: Task) -> None:
+        """Submit a task. Ctrl-C at any moment does not lose its future."""
         with _no_interrupts() if isinstance(self.executor, cf.ProcessPoolExecutor) else nullcontext():
             if self.stop.folder is None:
-                future = self.executor.submit(_run_in_thread, job, self.dataset, self.stop)
+                future = self.executor.submit(_run_in_thread, task, self.dataset, self.stop)
             else:
                 where = str(self.dataset.path), self.dataset.fingerprint
-                future = self.executor.submit(_run_in_worker, job, k, *where, Caller.here(self.stop.folder))
+                future = self.executor.submit(_run_in_worker, task, k, *where, Caller.here(self.stop.folder))
             self.futures[future] = k
 
     def collect(self, seconds: float = POLL_SECONDS) -> None:
-        """Collect finished jobs; if one of them was interrupted, raise KeyboardInterrupt."""
-        done, _ = cf.wait(self.futures, seconds, cf.FIRST_COMPLETED)
-        for future in done:
-            result, k = future.result(), self.futures[future]
-            if result is not None:
-                self.results[k] = result
-            del self.futures[future]
+        """Collect finished tasks; if one of them was interrupted, raise KeyboardInterrupt."""
+        for future in cf.wait(self.futures, seconds, cf.FIRST_COMPLETED).done:
+            k, result = self.futures[future], self._store(future)
             if result is None and not self.stop.is_set:
                 raise RuntimeError(f"run {k} did not begin: a worker on this host does not see {self.stop.folder}")
             if result is None or result.status is Status.INTERRUPTED:
@@ -84,8 +72,16 @@ class RunningJobs:
         if self.stop.is_set or was_interrupted(self.interrupts):
             raise KeyboardInterrupt
 
+    def _store(self, future: cf.Future[Result | None]) -> Result | None:
+        """Keep the result of a finished task, in an order of steps that loses nothing to Ctrl-C."""
+        result = future.result()
+        if result is not None:
+            self.results[self.futures[future]] = result
+        del self.futures[future]
+        return result
+
     def stop_and_collect(self) -> None:
-        """Cancel jobs that have not begun and wait for the others; a Ctrl-C after `FORCE_SECONDS` ends the wait."""
+        """Cancel tasks that have not begun and wait for the others; a Ctrl-C after `FORCE_SECONDS` ends the wait."""
         began = time.monotonic()
         while True:
             try:
@@ -101,24 +97,19 @@ class RunningJobs:
                     return
 
     def _collect_quietly(self) -> None:
-        done, _ = cf.wait(self.futures, POLL_SECONDS, cf.FIRST_COMPLETED)
-        for future in done:
-            k = self.futures[future]
+        for future in cf.wait(self.futures, POLL_SECONDS, cf.FIRST_COMPLETED).done:
             try:
-                result = future.result()
+                self._store(future)
             except Exception as error:
-                logger.warning("run %d failed: %r", k, error)
-                result = None
-            if result is not None:
-                self.results[k] = result
-            del self.futures[future]
+                logger.warning("run %d failed: %r", self.futures[future], error)
+                del self.futures[future]
 
 
 def run(
-    jobs: Sequence[Job], dataset: Dataset, executor: cf.Executor | None, label: str, progress: bool | None
+    tasks: Sequence[Task], dataset: Dataset, executor: cf.Executor | None, label: str, progress: bool | None
 ) -> dict[int, Result]:
-    """Run all jobs; results by number, without jobs that had not begun before Ctrl-C."""
-    own = cf.ThreadPoolExecutor(min(len(jobs), _cores()), "dpdl") if executor is None else None
+    """Run all tasks; results by number, without those that had not begun before Ctrl-C."""
+    own = cf.ThreadPoolExecutor(min(len(tasks), _cores()), "dpdl") if executor is None else None
     pool = own or executor
     assert pool is not None
     results: dict[int, Result] = {}
@@ -126,13 +117,13 @@ def run(
         suppress(KeyboardInterrupt),  # a second Ctrl-C during the clean-up
         Interrupts() as interrupts,
         _Stop(is_threads(executor)) as stop,
-        Progress(len(jobs), progress, label=label) as bar,
+        Progress(len(tasks), progress, label=label) as bar,
     ):
-        running = RunningJobs(dataset, pool, stop, interrupts, results)
+        running = RunningTasks(dataset, pool, stop, interrupts, results)
         try:
-            for k, job in enumerate(jobs):
-                running.submit(k, job)
-                running.collect(0)  # an executor may run a job inside submit
+            for k, task in enumerate(tasks):
+                running.submit(k, task)
+                running.collect(0)  # an executor may run a task inside submit
             while running.futures:
                 running.collect()
                 bar.update(len(results))
@@ -157,7 +148,7 @@ def is_threads(executor: cf.Executor | None) -> bool:
 class _Stop:
     """Tells runs to stop: by an event in threads, by a file for other processes.
 
-    The folder of that file is removed, atomically, once the caller stops waiting. Some executors start jobs that were
+    The folder of that file is removed, atomically, once the caller stops waiting. Some executors start tasks that were
     cancelled; a run that starts after that stops because the folder is missing.
     """
 
@@ -187,7 +178,7 @@ class _Stop:
         return self.event.is_set()
 
     def has_begun(self, k: int) -> bool:
-        """Whether a run in another process has begun; some executors cancel futures of jobs that are running."""
+        """Whether a run in another process has begun; some executors cancel futures of tasks that are running."""
         return self.folder is not None and (self.folder / str(k)).exists()
 
 
@@ -220,23 +211,23 @@ class Caller:
         return lambda: os.path.exists(stop) or not folder.exists() or os.getppid() != parent
 
 
-def _run_in_thread(job: Job, dataset: Dataset, stop: _Stop) -> Result | None:
+def _run_in_thread(task: Task, dataset: Dataset, stop: _Stop) -> Result | None:
     with Interrupts() as interrupts:
-        result = job.run(dataset, stop.event.is_set, interrupts)
+        result = task(dataset, stop.event.is_set, interrupts)
     if result is not None and result.status is Status.INTERRUPTED:
-        stop.set()  # here, before this thread starts its next job
+        stop.set()  # here, before this thread starts its next task
     return result
 
 
-def _run_in_worker(job: Job, k: int, path: str, fingerprint: str, caller: Caller) -> Result | None:
-    """Run a job on an executor that is not a thread pool, usually in another process.
+def _run_in_worker(task: Task, k: int, path: str, fingerprint: str, caller: Caller) -> Result | None:
+    """Run a task on an executor that is not a thread pool, usually in another process.
 
     Ctrl-C at a terminal reaches that process as well. `Interrupts` handles it, because a worker that exits on SIGINT,
     as those of Dask do, would lose the steps taken.
     """
     stop = caller.watch(k)
     with Interrupts(guarded=not caller.is_this_process) as interrupts:
-        return None if stop() else job.run(_opened(path, fingerprint), stop, interrupts)
+        return None if stop() else task(_opened(path, fingerprint), stop, interrupts)
 
 
 @lru_cache(maxsize=1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
@@ -58,8 +57,8 @@ def resume(
             raise TypeError(f"resume() got an unexpected keyword argument {name!r}")
     if "checkpoint" in keywords:
         raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
-    where = Path(os.path.realpath(check.path("path", path)))
-    options = replace(Options.of(**keywords), checkpoint=where)
+    where, given = Path(os.path.realpath(check.path("path", path))), dict[str, Any](keywords)
+    options = Options(**given, checkpoint=where)
     with Interrupts() as interrupts:
         if where.is_dir():
             return adaptive.resume_levels(where, dataset, settings, options, interrupts)
