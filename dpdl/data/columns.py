@@ -72,17 +72,15 @@ def _opened(table: Any) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
         return list(table.dtype.names), lambda names: {name: _of_values(name, table[name]) for name in names}
     if isinstance(table, Mapping):
         return list(table), lambda names: {name: _of_values(name, table[name]) for name in names}
-    is_arrow = hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")
-    names = getattr(table, "column_names", None) or getattr(table, "columns", None)
-    if is_arrow and names is None:
-        table = _pyarrow().table(table)
-        names = table.column_names
-    if not is_arrow or names is None:
+    if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
         raise TypeError(
             "table must be a data frame, an Arrow table, a dictionary of arrays, a structured array or a path, "
             f"got {type(table).__name__}"
         )
-    return list(names), lambda names: _of_frame(table, names)
+    for attribute in ("column_names", "columns"):  # of pyarrow; of pandas and polars
+        if hasattr(table, attribute):
+            return list(getattr(table, attribute)), lambda names: _of_frame(table, names)
+    return _opened(_pyarrow().table(table))
 
 
 def _of_frame(frame: Any, names: list[str]) -> Loaded:
@@ -142,9 +140,14 @@ def _of_arrow(column: Any) -> tuple[NDArray[Any], Mask]:
     import pyarrow as pa
 
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-        column = column.cast(kind)
+    if pa.types.is_dictionary(kind):  # not every kind of dictionary can be cast
+        values, missing = _of_arrow(pa.chunked_array([part.dictionary for part in column.chunks], kind.value_type))
+        first = np.cumsum([0, *(len(part.dictionary) for part in column.chunks)])
+        places = [part.indices.cast(pa.int64()).fill_null(-1).to_numpy() for part in column.chunks]
+        where = np.concatenate([np.where(k < 0, -1, k + n) for k, n in zip(places, first, strict=False)] or [[]])
+        where = where.astype(np.int64)
+        values = np.append(values, values[:1] if len(values) else [None])  # the last stands for null
+        return values[where], np.append(missing, True)[where]
     missing = column.is_null().to_numpy()
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         values = column.fill_null(False if pa.types.is_boolean(kind) else 0).to_numpy()

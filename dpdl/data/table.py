@@ -378,7 +378,8 @@ class _Rows:
             return np.ones(faults.n, dtype=bool)
         lost = np.unique(self.group[faults.of(roles.time)])
         if lost.size:
-            notes.append(f"{lost.size} episodes were left out, because a time in them is missing or malformed")
+            some = "1 episode was" if lost.size == 1 else f"{lost.size:,} episodes were"
+            notes.append(f"{some} left out whole, because a time there is missing or malformed")
         return ~np.isin(self.group, lost)
 
     def check_chain(self, s: Codes, s_next: Codes, terminated: Mask, keep: Mask, labels: Sequence[Any]) -> None:
@@ -404,7 +405,7 @@ class _Rows:
         after_gap = np.append(False, ~kept[:-1]) & ~begins & kept
         if after_gap.any():
             notes.append(
-                f"episodes are split at {after_gap.sum()} places where rows were left out: the record before such a "
-                "place counts as truncated"
+                f"episodes are split where rows were left out ({after_gap.sum()} times): the record before the gap "
+                "counts as truncated"
             )
         return np.flatnonzero((begins | after_gap)[kept]).astype(np.int64)

@@ -173,7 +173,10 @@ def _factorised(values: NDArray[Any], valid: Mask) -> Coded:
             raise ValueError("times that are not whole microseconds cannot be labels")
         present = rounded
     if values.dtype.kind == "O":
-        one_kind(list({type(value): plain(value) for value in present}.values()))  # True and 1 would be one label
+        examples: dict[type, Any] = {}
+        for value in present:
+            examples.setdefault(type(value), value)
+        one_kind([plain(value) for value in examples.values()])  # True and 1 would be one label
         seen: dict[Hashable, int] = {}
         firsts = [seen.setdefault(plain(value), len(seen)) for value in present]
         labels = ordered(seen)
