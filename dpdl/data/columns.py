@@ -144,8 +144,7 @@ def _of_arrow(column: Any) -> tuple[NDArray[Any], Mask]:
         values, missing = _of_arrow(pa.chunked_array([part.dictionary for part in column.chunks], kind.value_type))
         first = np.cumsum([0, *(len(part.dictionary) for part in column.chunks)])
         places = [part.indices.cast(pa.int64()).fill_null(-1).to_numpy() for part in column.chunks]
-        where = np.concatenate([np.where(k < 0, -1, k + n) for k, n in zip(places, first, strict=False)] or [[]])
-        where = where.astype(np.int64)
+        where = np.concatenate([np.where(k < 0, -1, k + n) for k, n in zip(places, first, strict=False)] or [first[:0]])
         values = np.append(values, values[:1] if len(values) else [None])  # the last stands for null
         return values[where], np.append(missing, True)[where]
     missing = column.is_null().to_numpy()

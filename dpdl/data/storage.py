@@ -115,7 +115,7 @@ class Header:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the sizes, the units and the sums of the arrays; it does not depend on the format's version."""
-        content = [asdict(self.sizes), asdict(self.units), dict(self.sums)]
+        content = [asdict(self.sizes), self.units.to_json(), dict(self.sums)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def text(self) -> bytes:
@@ -125,7 +125,7 @@ class Header:
             "format": FORMAT,
             "version": VERSION,
             **asdict(self.sizes),
-            "units": asdict(self.units),
+            "units": self.units.to_json(),
             "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
             "checksum": blank,
         }
