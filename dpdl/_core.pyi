@@ -43,6 +43,7 @@ class Sampler:
         order: str,
         initial: NDArray[np.int32],
         probabilities: Array,
+        repeats: NDArray[np.int64] | None = ...,
     ) -> None: ...
     def draw(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]: ...
 
@@ -114,8 +115,10 @@ def rollout(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     row_cdf: Array,
+    going_on: Array,
+    initial_cdf: Array,
     bit_generator: np.random.BitGenerator,
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]: ...
 def x_update(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> XUpdate: ...
 def find_root(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> Root: ...
 def lam_update(

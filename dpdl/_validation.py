@@ -194,6 +194,26 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def flags(name: str, values: ArrayLike, shape: tuple[int | None, ...] = (None,)) -> NDArray[np.bool_]:
+    """Check an array of True and False, or of 1 and 0.
+
+    Examples
+    --------
+    >>> flags("terminated", [0, 1]).tolist()
+    [False, True]
+    >>> flags("terminated", [0, 2])
+    Traceback (most recent call last):
+        ...
+    ValueError: terminated[1] = 2 must be True or False
+    """
+    array = _as_array(name, values, copy=False)
+    if array.dtype.kind not in "biu" and array.size:
+        raise TypeError(f"{name} must hold True and False, got dtype {array.dtype}")
+    check_shape(name, array, shape)
+    _first_offence(name, array, (array != 0) & (array != 1), "must be True or False", 0)
+    return array.astype(bool)
+
+
 def optional_flag(name: str, value: Any) -> bool | None:
     """Check True, False or None."""
     if value is not None and not isinstance(value, (bool, np.bool_)):
@@ -246,10 +266,12 @@ def indices(
     dtype: DTypeLike = np.int32,
     first: int = 0,
     copy: bool = True,
+    unread: NDArray[np.bool_] | None = None,
 ) -> NDArray[Any]:
-    """Check an array of whole numbers in ``0 .. bound - 1``; floats and booleans are refused even when whole.
+    """Check an array of whole numbers in ``0 .. bound - 1``; floats pass if they are whole, booleans do not.
 
-    `first` is the index that a message gives to the first row, for a part of something longer.
+    `first` is the index that a message gives to the first row, for a part of something longer. Entries marked by
+    `unread` are not checked, and become 0.
 
     Examples
     --------
@@ -259,11 +281,13 @@ def indices(
     ValueError: s[2] = 7 must be between 0 and 3
     """
     array = _as_array(name, values, copy)
-    if array.size == 0 and array.dtype.kind == "f":
-        array = array.astype(np.int64)  # an empty list has no dtype of its own
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must hold whole numbers, got dtype {array.dtype}")
     check_shape(name, array, shape)
+    if unread is not None:
+        array = np.where(unread, 0, array)
+    if array.dtype.kind == "f":
+        _first_offence(name, array, ~(array == np.rint(array)), "must be a whole number", first)  # NaN is none
     _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}", first)
     return np.ascontiguousarray(array, dtype=dtype)
 
@@ -314,7 +338,8 @@ def distribution(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArra
 def initial_distribution(rho0: Any, initial_states: Any, n_states: int) -> NDArray[np.float64]:
     """Distribution of the first state, given as such or as a log of first states, but not both."""
     if (rho0 is None) == (initial_states is None):
-        raise TypeError("give either rho0 or initial_states")
+        known = "" if rho0 is not None else ": the log has no episodes whose first states could be taken"
+        raise TypeError(f"give either rho0 or initial_states{known}")
     if rho0 is not None:
         return distribution("rho0", rho0, (n_states,))
     logged = indices("initial_states", initial_states, n_states)

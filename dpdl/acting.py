@@ -26,7 +26,6 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
-from dpdl.data.packing import chunks
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
 from dpdl.files.headers import expect_names, is_sha256, parse_json
@@ -391,9 +390,9 @@ def evidence(dataset: Dataset, gamma: float, V: Array, lam: Array) -> Evidence:
     [0.0]
     """
     totals, following = np.zeros(len(dataset.table)), np.append(V, 0.0)  # -1: nothing follows
-    for part in chunks(dataset.records, at_least=len(totals)):
+    for part, repeats in dataset.parts(at_least=len(totals)):
         gain = part["r"] + part["u"] @ lam + gamma * following[part["s_next"]]
-        totals += np.bincount(part["pair"], weights=gain, minlength=len(totals))
+        totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
     seen = dataset.table_counts > 0
     means = totals[seen] / dataset.pair_counts - V[dataset.pairs // dataset.n_actions]
     return Evidence(dataset.pairs, dataset.pair_counts, means * dataset.units.reward_scale)

@@ -5,7 +5,7 @@ Python validates and allocates; everything here trusts its inputs, runs without 
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.math cimport INFINITY, exp
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 from numpy.random cimport bitgen_t
 
@@ -217,6 +217,7 @@ cdef class Core:
         self.model.V_here = constants.V_here
         self.model.V_next = constants.V_next
         self.model.margin = constants.margin
+        self.model.end_margin = constants.end_margin
         self.model.rate_V = constants.rate_V
         self.model.rate_lam = constants.rate_lam
         self.model.rate_x = constants.rate_x
@@ -503,7 +504,8 @@ cdef class LazyCore(Core):
         if k + 2 * AHEAD < n:
             h = _model.head(&self.model, records[k + 2 * AHEAD])
             _random.dpdl_prefetch(&self.lazy.member[h.pair])
-            _random.dpdl_prefetch(&self.V[h.s_next])
+            if h.s_next >= 0:
+                _random.dpdl_prefetch(&self.V[h.s_next])
             _random.dpdl_prefetch(&self.V[initial[k + 2 * AHEAD]])
         if k + AHEAD < n:
             _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
@@ -571,7 +573,7 @@ cdef class LazyCore(Core):
                         self.prefetch(records, nowhere, k, block)
                     h = _model.head(&self.model, records[k])
                     j = &self.lazy.member[h.pair]
-                    x = exp(j.log_z + 1e-9 * (h.r - self.V[j.state].v + self.V[h.s_next].v))
+                    x = exp(j.log_z + 1e-9 * (h.r - self.V[j.state].v + _duals.value_after(self.V, h.s_next)))
                     total += x + exp(-1e-9 * x)
                 n -= block
         return total

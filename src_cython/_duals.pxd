@@ -30,6 +30,11 @@ cdef inline double advantage(double r, const double *u, int64_t n, double V_s, d
     return total
 
 
+cdef inline double value_after(const Value *V, int64_t s_next) noexcept nogil:
+    """V(s'), which is zero if the episode ended (s_next = -1)."""
+    return V[s_next].v if s_next >= 0 else 0.0
+
+
 cdef inline void catch_up_value(Value *row, int64_t now) noexcept nogil:
     """Bring the sum of one state up to the steps before `now`."""
     if now > row.since:
@@ -43,15 +48,18 @@ cdef inline double clip(double v, double radius) noexcept nogil:
 
 cdef inline void update_V(Value *V, int64_t now, int64_t initial, int64_t s, int64_t s_next, double weight,
                           double gamma, double rate, double radius) noexcept nogil:
-    """V <- clip(V - rate (1[s0] + w (gamma 1[s'] - 1[s])), -R_V, R_V); the three states may coincide."""
+    """V <- clip(V - rate (1[s0] + w (gamma 1[s'] - 1[s])), -R_V, R_V); the states may coincide, and s' may be none."""
     catch_up_value(&V[initial], now)
     catch_up_value(&V[s], now)
-    catch_up_value(&V[s_next], now)
+    if s_next >= 0:
+        catch_up_value(&V[s_next], now)
     V[initial].v -= rate
-    V[s_next].v -= rate * (weight * gamma)
+    if s_next >= 0:
+        V[s_next].v -= rate * (weight * gamma)
     V[s].v += rate * weight
     V[initial].v = clip(V[initial].v, radius)
-    V[s_next].v = clip(V[s_next].v, radius)
+    if s_next >= 0:
+        V[s_next].v = clip(V[s_next].v, radius)
     V[s].v = clip(V[s].v, radius)
 
 

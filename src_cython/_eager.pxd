@@ -6,9 +6,9 @@ The oracle for tests of the lazy core, and its baseline in benchmarks. x = exp(l
 from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t
 
-from _duals cimport Multiplier, Value, advantage, update_lam, update_V
+from _duals cimport Multiplier, Value, advantage, update_lam, update_V, value_after
 from _kkt cimport OK, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
-from _model cimport Counters, Head, Model, utilities
+from _model cimport Counters, Head, Model, margin, utilities
 from _sums cimport Sum, add, reset, value
 
 ctypedef struct Eager:
@@ -116,13 +116,13 @@ cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) n
     cdef int64_t j = h.pair, s = e.state[h.pair], s_next = h.s_next
     cdef int64_t now = e.counters.steps + 1         # averages over the steps before `now` include the old iterate
     cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
-    cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, e.V[s_next].v, e.lam, m.V_here,
-                                         m.V_next, m.margin)
+    cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, value_after(e.V, s_next), e.lam,
+                                         m.V_here, m.V_next, margin(m, h))
     cdef int code = update_x(e, m, j, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(e.V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(e.lam, m.n_utilities, u, m.margin, weight, m.rate_lam, m.radius_lam)
+    update_lam(e.lam, m.n_utilities, u, margin(m, h), weight, m.rate_lam, m.radius_lam)
     e.counters.steps = now
     if now % e.refresh == 0:
         recompute_sums(e)

@@ -36,9 +36,9 @@ sum since the last one to `settled`, which is compensated.
 from libc.math cimport exp
 from libc.stdint cimport int32_t, int64_t
 
-from _duals cimport Multiplier, Value, advantage, update_lam, update_V
+from _duals cimport Multiplier, Value, advantage, update_lam, update_V, value_after
 from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
-from _model cimport Counters, Head, Model, utilities
+from _model cimport Counters, Head, Model, margin, utilities
 from _random cimport dpdl_prefetch
 from _sums cimport Sum, add, reset, value
 
@@ -403,13 +403,13 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     cdef double frac = fraction(f, j)
     cdef double x_old = j.z * frac
     cdef double weight = j.c * x_old                # w = x(s,a) / mu_hat(s,a)
-    cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, V[s_next].v, lam, m.V_here, m.V_next,
-                                      m.margin)
+    cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, value_after(V, s_next), lam, m.V_here, m.V_next,
+                                      margin(m, h))
     cdef int code = update_x(f, m, j, x_old, frac, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(lam, m.n_utilities, u, m.margin, weight, m.rate_lam, m.radius_lam)
+    update_lam(lam, m.n_utilities, u, margin(m, h), weight, m.rate_lam, m.radius_lam)
     f.counters.steps = now
     if now == f.next_refresh:
         refresh(f, now)

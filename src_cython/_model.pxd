@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 # One logged transition, as packed by dpdl.data.packing: 16 + 8 I contiguous bytes.
 #     int32 pair    index of the coordinate of (s, a)
-#     int32 s_next
+#     int32 s_next  -1 if the episode ended: nothing follows
 #     double r
 #     double u[I]
 ctypedef packed struct Head:
@@ -20,6 +20,7 @@ ctypedef struct Model:
     double V_here               # coefficient of V(s) in g_x: -1
     double V_next               # coefficient of V(s') in g_x: gamma
     double margin               # (1 - gamma) kappa: u^kappa = u - margin
+    double end_margin           # kappa: the margin of all steps that would have followed, for a row that ended
     double rate_V               # eta / alpha_V
     double rate_lam             # eta / alpha_lam
     double rate_x               # eta / alpha_x
@@ -41,6 +42,11 @@ ctypedef struct Counters:
 
 cdef inline const Head *head(const Model *m, int64_t record) noexcept nogil:
     return <const Head *> (m.records + record * m.stride)
+
+
+cdef inline double margin(const Model *m, const Head *h) noexcept nogil:
+    """u - u^kappa of a row: its steps and, if it ended, all that would have followed share kappa as gamma^t."""
+    return m.margin if h.s_next >= 0 else m.end_margin
 
 
 cdef inline const double *utilities(const Head *h) noexcept nogil:

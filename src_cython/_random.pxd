@@ -44,7 +44,7 @@ cdef enum Order:
     SHUFFLE = 1         # epochs without replacement
     TRAJECTORY = 2      # the log's own order: Theorem 4.6
 
-ctypedef struct Column:         # of Vose's alias table: one access a draw
+ctypedef struct Column:         # of Vose's alias table of states or records: one access a draw
     double keep                 # take `state` if a uniform falls below this, else `other`
     int32_t state
     int32_t other
@@ -57,6 +57,7 @@ ctypedef struct Draws:
     int32_t *permutation    # of the records, shuffle only
     int64_t n_initial
     const Column *initial   # alias table of the initial distribution, over its support
+    const Column *weights   # alias table of the n_records records of a log of counts, replacement only; else NULL
 
 
 cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
@@ -72,11 +73,17 @@ cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
     return high
 
 
+cdef inline int32_t next_of(Draws *d, const Column *table, int64_t n) noexcept nogil:
+    """A draw from an alias table of n columns."""
+    cdef int64_t k = <int64_t> bounded(d.bits, <uint64_t> n)
+    return table[k].state if d.bits.next_double(d.bits.state) < table[k].keep else table[k].other
+
+
 cdef inline int64_t next_record(Draws *d) noexcept nogil:
     cdef int64_t k, j
     cdef int32_t chosen
     if d.order == REPLACEMENT:
-        return <int64_t> bounded(d.bits, <uint64_t> d.n_records)
+        return next_of(d, d.weights, d.n_records) if d.weights else <int64_t> bounded(d.bits, <uint64_t> d.n_records)
     k = d.position
     d.position = 0 if k + 1 == d.n_records else k + 1
     if d.order == TRAJECTORY:
@@ -91,11 +98,7 @@ cdef inline int64_t next_record(Draws *d) noexcept nogil:
 
 
 cdef inline int32_t next_initial(Draws *d) noexcept nogil:
-    cdef int64_t k
-    if d.n_initial == 1:
-        return d.initial[0].state
-    k = <int64_t> bounded(d.bits, <uint64_t> d.n_initial)
-    return d.initial[k].state if d.bits.next_double(d.bits.state) < d.initial[k].keep else d.initial[k].other
+    return d.initial[0].state if d.n_initial == 1 else next_of(d, d.initial, d.n_initial)
 
 
 cdef inline void fill(Draws *d, int64_t *records, int32_t *initial, int64_t n) noexcept nogil:

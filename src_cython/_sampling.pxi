@@ -12,29 +12,37 @@ cdef class Sampler:
     order : {"replacement", "shuffle", "trajectory"}
     initial, probabilities : int32 and float64 arrays
         Support of the initial distribution and its positive probabilities.
+    repeats : int64 array or None
+        How many of the n_records each record of a log of counts stands for.
     """
 
     cdef _random.Draws draws
     cdef readonly object bit_generator
     cdef readonly str order
-    cdef object table, permutation
+    cdef object table, permutation, weights
 
-    def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities):
+    def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities, repeats=None):
         self.bit_generator = bit_generator
         self.order = order
         self.draws.bits = bits_of(bit_generator)
         self.draws.order = ("replacement", "shuffle", "trajectory").index(order)
         self.draws.n_records = n_records
         self.draws.position = 0
-        self.permutation = np.arange(n_records if order == "shuffle" else 0, dtype=np.int32)
+        if order != "shuffle":
+            self.permutation = np.arange(0, dtype=np.int32)
+        elif repeats is None:
+            self.permutation = np.arange(n_records, dtype=np.int32)
+        else:
+            self.permutation = np.repeat(np.arange(len(repeats), dtype=np.int32), repeats)
         self.draws.permutation = <int32_t *> address(self.permutation)
-        keep, alias = alias_table(probabilities)
-        self.table = np.empty(len(keep), dtype=COLUMN_DTYPE)
-        self.table["keep"] = keep
-        self.table["state"] = initial
-        self.table["other"] = np.asarray(initial)[alias]
-        self.draws.n_initial = len(keep)
+        self.table = alias_columns(initial, probabilities)
+        self.draws.n_initial = len(self.table)
         self.draws.initial = <const _random.Column *> address(self.table)
+        self.draws.weights = NULL
+        if repeats is not None and order == "replacement":
+            self.weights = alias_columns(np.arange(len(repeats), dtype=np.int32), repeats / np.sum(repeats))
+            self.draws.n_records = len(repeats)
+            self.draws.weights = <const _random.Column *> address(self.weights)
 
     def draw(self, int64_t n):
         """The next n draws as (records, initial states)."""
@@ -46,6 +54,16 @@ cdef class Sampler:
             with self.bit_generator.lock, nogil:
                 _random.fill(&self.draws, &r[0], &s[0], n)
         return records, initial
+
+
+def alias_columns(values, probabilities):
+    """The alias table of a distribution over `values`, as the core reads it."""
+    keep, alias = alias_table(probabilities)
+    table = np.empty(len(keep), dtype=COLUMN_DTYPE)
+    table["keep"] = keep
+    table["state"] = values
+    table["other"] = np.asarray(values)[alias]
+    return table
 
 
 def alias_table(const double[::1] probabilities):
@@ -102,17 +120,24 @@ cdef inline int64_t locate(const double *cdf, int64_t low, int64_t high, double 
 
 
 def rollout(int64_t n, int32_t s0, const double[:, ::1] policy_cdf, const int64_t[::1] indptr,
-            const int32_t[::1] indices, const double[::1] row_cdf, bit_generator):
-    """One trajectory of n steps: states (n + 1) and actions (n)."""
-    cdef int64_t A = policy_cdf.shape[1], t, row
+            const int32_t[::1] indices, const double[::1] row_cdf, const double[::1] going_on,
+            const double[::1] initial_cdf, bit_generator):
+    """n steps: states (n + 1), actions (n), and whether each ended its episode; the next state is then a new start."""
+    cdef int64_t A = policy_cdf.shape[1], S = initial_cdf.shape[0], t, row
+    cdef double uniform
     cdef bitgen_t *bits = bits_of(bit_generator)
-    states_array, actions_array = np.empty(n + 1, np.int32), np.empty(n, np.int32)
+    states_array, actions_array, ended_array = np.empty(n + 1, np.int32), np.empty(n, np.int32), np.zeros(n, np.bool_)
     cdef int32_t[::1] states = states_array, actions = actions_array
+    cdef uint8_t[::1] ended = ended_array.view(np.uint8)
     states[0] = s0
     with bit_generator.lock, nogil:
         for t in range(n):
             actions[t] = <int32_t> locate(&policy_cdf[states[t], 0], 0, A, bits.next_double(bits.state))
             row = states[t] * A + actions[t]
-            states[t + 1] = indices[locate(&row_cdf[0], indptr[row], indptr[row + 1],
-                                           bits.next_double(bits.state))]
-    return states_array, actions_array
+            uniform = bits.next_double(bits.state)
+            if uniform < going_on[row]:
+                states[t + 1] = indices[locate(&row_cdf[0], indptr[row], indptr[row + 1], uniform)]
+            else:
+                ended[t] = True
+                states[t + 1] = <int32_t> locate(&initial_cdf[0], 0, S, bits.next_double(bits.state))
+    return states_array, actions_array, ended_array

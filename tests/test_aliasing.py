@@ -132,10 +132,13 @@ def test_what_comes_out_of_a_pickle_is_checked(name, field, value, message):
     function, arguments = log.__reduce__()
     array = getattr(log, name).copy()
     (array if field is None else array[field])[3] = value
-    forged = [array.tobytes() if given == getattr(log, name).tobytes() else given for given in arguments]
-    assert forged != list(arguments)
+    raw = {
+        file: array.tobytes() if given == getattr(log, name).tobytes() else given
+        for file, given in arguments[0].items()
+    }
+    assert raw != arguments[0]
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        function(*forged)
+        function(raw, *arguments[1:])
 
 
 class Meddler:

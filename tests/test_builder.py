@@ -103,7 +103,7 @@ def test_a_huge_state_space_costs_what_the_log_does(tmp_path):
         ({"u": [[0.0], [-2.0]]}, ValueError, "u[61, 0] = -2.0 must be >= -1 after division by utility_scale"),
         ({"u": [[0.0, 0.0]] * 2}, ValueError, "u must have shape (2, 1), got (2, 2)"),
         ({"a": [0]}, ValueError, "a must have shape (2,), got (1,)"),
-        ({"s": [0.0, 1.0]}, TypeError, "s must hold whole numbers, got dtype float64"),
+        ({"s": [0.5, 1.0]}, ValueError, "s[60] = 0.5 must be a whole number"),
         ({"starts": None}, TypeError, "give starts with every chunk"),
         ({"starts": [2]}, ValueError, "starts[0] = 2 must be between 0 and 1"),
         ({"starts": [1, 0]}, ValueError, "starts must ascend, but starts[1] = 0 follows 1"),

@@ -639,7 +639,7 @@ NONSENSE = {
     "too many rebases": (put("counters", 8, 10**9), "counter rebases = 1000000000, which must lie between "),
     "too much work": (put("counters", 6, 2**62), "counter iterations = 4611686018427387904, which must lie between "),
     "a record out of turn": (put("records_ahead", -1, 7), ", which must be "),
-    "a record twice": (put("permutation", slice(None), 7), "permutation holds a record twice"),
+    "a record twice": (put("permutation", slice(None), 7), "permutation does not hold every record as often"),
 }
 
 

@@ -412,7 +412,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"rho0": None, "initial_states": []}, ValueError, "initial_states is empty"),
         ({"rho0": None, "initial_states": [0, 4]}, ValueError, "initial_states[1] = 4 must be between 0 and 3"),
         ({"rho0": None, "initial_states": [0, -1]}, ValueError, "initial_states[1] = -1 must be between 0 and 3"),
-        ({"rho0": None, "initial_states": [0.0]}, TypeError, "initial_states must hold whole numbers, got dtype float"),
+        ({"rho0": None, "initial_states": [0.5]}, ValueError, "initial_states[0] = 0.5 must be a whole number"),
         ({"rho0": None, "initial_states": 2}, ValueError, "initial_states must have shape (any,), got ()"),
         ({"n_reference": 0}, ValueError, "n_reference must be between 1 and 199, got 0"),
         ({"n_reference": 200}, ValueError, "n_reference must be between 1 and 199, got 200"),

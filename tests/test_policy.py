@@ -157,7 +157,7 @@ HALF = [[0.5, 0.5]]
         (lambda: policy.unreached_states(HALF, -1.0), ValueError, "threshold must be >= 0"),
         (lambda: policy.sample_actions([[0.5, 0.6]], [0]), ValueError, r"policy\[0\] must sum to 1"),
         (lambda: policy.sample_actions(HALF, [0, 1]), ValueError, r"states\[1\] = 1 must be between 0 and 0"),
-        (lambda: policy.sample_actions(HALF, [0.0]), TypeError, "states must hold whole numbers"),
+        (lambda: policy.sample_actions(HALF, [0.5]), ValueError, r"states\[0\] = 0.5 must be a whole number"),
         (lambda: policy.sample_actions(HALF, [0], "seed"), TypeError, "rng must be"),
         (lambda: policy.uniform(0, 2), ValueError, "n_states must be between 1"),
         (lambda: policy.uniform(2, 0), ValueError, "n_actions must be between 1"),

@@ -402,7 +402,7 @@ def test_bad_input_is_named():
         estimate_slater(log[:1], **good)
     with pytest.raises(ValueError, match=r"^gamma must be > 0 and < 1, got 1.0$"):
         estimate_slater(log, gamma=1, rho0=[1.0])
-    with pytest.raises(TypeError, match=r"^give either rho0 or initial_states$"):
+    with pytest.raises(TypeError, match=r"^give either rho0 or initial_states: the log has no episodes"):
         estimate_slater(log, gamma=0.5)
     with pytest.raises(ValueError, match=r"^rho0 must sum to 1, got 0.5$"):
         estimate_slater(log, gamma=0.5, rho0=[0.5])

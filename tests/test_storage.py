@@ -160,7 +160,7 @@ def test_the_files_are_what_the_format_says(tmp_path):
     nothing_else(folder, "header.json", "records.npy", "pairs.npy", "starts.npy")
     header = json.loads((folder / "header.json").read_bytes())
     assert header["format"] == "dpdl dataset"
-    assert header["version"] == 1
+    assert header["version"] == 2
     assert header["units"]["limits"] == list(log.units.limits)
     for name, entry in header["files"].items():
         raw = (folder / name).read_bytes()
@@ -295,7 +295,7 @@ def test_trajectories_that_begin_late_are_refused(tmp_path):
         ({"n_pairs": 0}, "n_pairs must be a whole number between 1"),
         ({"n_trajectories": 61}, "n_trajectories = 61 exceeds n_records"),
         ({"n_trajectories": None}, "files must have the names ['pairs.npy', 'records.npy'], got"),
-        ({"version": 2}, "its version is 2, and this dpdl reads version 1"),
+        ({"version": 3}, "its version is 3, and this dpdl reads versions 1 to 2"),
         ({"format": "dpdl result"}, "it is not the header of a dpdl data set"),
         ({"files": {}}, "files must have the names"),
         ({"files": 3}, "files must have the names"),

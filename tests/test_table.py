@@ -1,6 +1,9 @@
 """Reading a log from a table: every kind of table, episodes, ends, missing and malformed values."""
 
 import datetime
+import enum
+import json
+import pickle
 import subprocess
 import sys
 
@@ -12,9 +15,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+import dpdl
 from dpdl.data.table import read
 
 NAN = float("nan")
+Color = enum.Enum("Color", "RED BLUE")
 
 #: Two episodes. The first goes b -> a -> b, the second a -> c.
 TABLE = {
@@ -693,3 +698,233 @@ def test_an_empty_file_and_no_file(tmp_path):
         read(tmp_path / "log.csv", **EPISODES)
     with pytest.raises(FileNotFoundError, match=r"^there is no file .*none\.csv$"):
         read(tmp_path / "none.csv", **EPISODES)
+
+
+# Data sets.
+
+
+def clinic(n, seed=0):
+    """A clinic's table: text labels, two costs, episodes of some ten rows, and a few missing values."""
+    rng = np.random.default_rng(seed)
+    wards = np.array(["ward", "icu", "theatre", "home care", "rehab"])
+    ends = rng.random(n) < 0.1
+    patient = np.append(0, np.cumsum(ends)[:-1])
+    ward, drug = rng.integers(5, size=n), rng.integers(3, size=n)
+    cured = rng.random(n) < 0.2 + 0.3 * (drug == 2)
+    columns = {
+        "patient": [f"p{k}" for k in patient],
+        "day": np.arange(n) - np.flatnonzero(np.append(True, ends[:-1]))[patient],
+        "ward": wards[ward].astype(object),
+        "drug": np.array(["none", "low", "high"], dtype=object)[drug],
+        "gain": 100.0 * cured - 5.0 * drug,
+        "icu days": (rng.random(n) < 0.1 + 0.1 * (drug == 2)).astype(float),
+        "side effects": np.where(drug == 2, rng.exponential(2.0, n), 0.0),
+        "left": ends,
+    }
+    columns["ward"][rng.random(n) < 0.001] = None
+    columns["gain"][rng.random(n) < 0.001] = NAN
+    return columns
+
+
+def write_csv(columns, path):
+    pa.csv.write_csv(pa.table({name: pa.array(one, from_pandas=True) for name, one in columns.items()}), path)
+
+
+@pytest.fixture(scope="module")
+def csv_of_200_000_rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clinic") / "clinic.csv"
+    write_csv(clinic(200_000), path)
+    return str(path)
+
+
+def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
+    csv = csv_of_200_000_rows
+    # The six lines.
+    columns = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "terminated": "left"}
+    costs = {"icu days": 2.0, "side effects": 4.0}
+    log = dpdl.Dataset.from_table(csv, **columns, costs=costs, limits="total", gamma=0.9, missing="drop")
+    result = dpdl.learn(log, gamma=0.9, psi=5, slater=0.2, T=300_000, rng=0)
+    action = result.policy.act("icu", rng=0)
+    print(result.policy.explain("icu"))
+    # They did what they say.
+    assert action in ("none", "low", "high")
+    assert result.success
+    assert log.labels.states == ("home care", "icu", "rehab", "theatre", "ward")
+    assert log.units.names == ("icu days", "side effects")
+    assert log.units.reward_scale == 100.0
+    assert 199_000 < len(log) < 199_900
+    assert [note for note in result.notes if "left out because of missing or malformed values" in note]
+    # Limits and values are in the user's units: the policy keeps the limits where the unconstrained one does not.
+    model = dpdl.exact.plug_in(log, 0.9, log.initial())
+    value, free = model.evaluate(result.policy), model.evaluate(model.unconstrained().solve().policy)
+    assert (log.units.costs(value.utilities) < np.array([2.0, 4.0]) * 1.1).all()
+    assert not (log.units.costs(free.utilities) < np.array([2.0, 4.0])).all()
+
+
+def test_every_kind_of_table_gives_the_same_data_set(tmp_path):
+    columns = clinic(2000, seed=1)
+    write_csv(columns, tmp_path / "clinic.csv")
+    arguments = {"state": "ward", "action": ["drug"], "reward": "gain", "episode": "patient", "terminated": "left",
+                 "costs": {"icu days": 0.1, "side effects": 1}, "limits": "average", "gamma": 0.95,
+                 "missing": "drop"}  # fmt: skip
+    arrow = pa.csv.read_csv(tmp_path / "clinic.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True))
+    wanted = dpdl.Dataset.from_table(columns, **arguments)
+    for one in (pd.DataFrame(columns), pl.from_arrow(arrow), arrow, arrow.to_pydict(), tmp_path / "clinic.csv"):
+        log = dpdl.Dataset.from_table(one, **arguments)
+        assert log.records.tobytes() == wanted.records.tobytes()
+        assert log.fingerprint == wanted.fingerprint
+        assert (log.labels, log.units, log.notes) == (wanted.labels, wanted.units, wanted.notes)
+        assert log.initial().tobytes() == wanted.initial().tobytes()
+    assert log.labels.actions == (("high",), ("low",), ("none",))
+
+
+def test_limits_as_totals_and_as_averages():
+    """A total of 2 is an average of 2 (1 - gamma): the same utilities."""
+    total = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2}, limits="total", gamma=0.9)
+    average = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2 * (1 - 0.9)}, limits="average", gamma=0.9)
+    np.testing.assert_allclose(total.u, average.u, rtol=1e-14)
+    assert total.units.normalised is False
+    assert average.units.normalised is True
+    np.testing.assert_allclose(total.units.costs([0.0]), [2.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (
+            {"costs": COSTS},
+            TypeError,
+            r'^costs need gamma= and limits=: "total" if .* differ by a factor 1/\(1-gamma\)$',
+        ),
+        ({"costs": COSTS, "gamma": 0.9}, TypeError, "^costs need gamma= and limits="),
+        ({"costs": COSTS, "limits": "total"}, TypeError, "^costs need gamma= and limits="),
+        ({"costs": COSTS, "limits": "sum", "gamma": 0.9}, ValueError, "^limits must be one of 'total', 'average'"),
+        ({"gamma": 1.0}, ValueError, "^gamma must be > 0 and < 1, got 1.0$"),
+    ],
+)
+def test_limits_must_be_said(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        dpdl.Dataset.from_table(TABLE, **EPISODES, **arguments)
+
+
+def test_rewards_stay_in_the_users_units():
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    assert log.units.reward_scale == 2.0  # the row with reward 4 has no next state
+    np.testing.assert_array_equal(log.r * log.units.reward_scale, [1.0, 0.5, -2.0, 0.0])
+    assert log.units.names is None
+    nothing = dpdl.Dataset.from_table(table(gain=[0] * 5), **EPISODES)
+    assert nothing.units.reward_scale == 1.0
+
+
+def test_a_split_episode_does_not_begin_twice():
+    """Where a row was left out the rest of the episode is a trajectory of its own, but not an episode."""
+    log = dpdl.Dataset.from_table(table(gain=[1.0, None, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    assert log.starts.tolist() == [0, 1, 2]
+    assert log.initial_counts.tolist() == [1, 1, 0]  # b of p2, a of p1
+    first = dpdl.Dataset.from_table(table(gain=[None, 0.5, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    assert first.initial_counts.tolist() == [1, 1, 0]  # p2 began in b although that row was left out
+    whole = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    assert whole.initial_counts.tolist() == [1, 1, 0]
+    timed = table(day=[1, None, 3, 1, 2], died=[False, False, True, False, True])
+    timed = dpdl.Dataset.from_table(timed, **EPISODES, time="day", next_state="then", missing="drop")
+    assert timed.labels.states == ("a", "c")
+    assert timed.initial().tolist() == [1, 0]
+
+
+def test_labels_stay_with_the_log(tmp_path):
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs=COSTS, limits="total", gamma=0.9)
+    assert log[1:].labels is log.labels
+    assert pickle.loads(pickle.dumps(log)).labels == log.labels
+    assert pickle.loads(pickle.dumps(log)).notes == log.notes
+    log.save(tmp_path / "log")
+    again = dpdl.Dataset.open(tmp_path / "log")
+    assert again.labels == log.labels
+    assert again.units == log.units
+    assert again.fingerprint == log.fingerprint
+    again.save(tmp_path / "log", overwrite=True)
+    log[1:].save(tmp_path / "part")
+    assert dpdl.Dataset.open(tmp_path / "part").labels == log.labels
+    log.to_parquet(tmp_path / "log.parquet")
+    read_back = dpdl.from_parquet(tmp_path / "log.parquet", tmp_path / "from_parquet")
+    assert read_back.units.names == ("icu", "falls")
+    assert read_back.fingerprint == log.fingerprint
+
+
+def test_a_log_without_labels_is_stored_as_before(tmp_path):
+    log = dpdl.Dataset([0, 1], [0, 0], [1, 0], [0, 1], [[0], [0]], n_states=2, n_actions=1)
+    log.save(tmp_path / "log")
+    assert sorted(file.name for file in (tmp_path / "log").iterdir()) == ["header.json", "pairs.npy", "records.npy"]
+    header = json.loads((tmp_path / "log" / "header.json").read_text())
+    assert "labels" not in header
+    assert "names" not in header["units"]
+    # Of the same log before labels existed.
+    assert log.fingerprint == "b4bb85f1d88d5fa4a79951218f09b32f8d06b895060c2c8c8d9b27443fd146be"
+
+
+def test_damaged_labels_are_refused(tmp_path):
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    log.save(tmp_path / "log")
+    file = tmp_path / "log" / "labels.json"
+    raw = file.read_bytes()
+    for broken, message in (
+        (raw.replace(b"a", b"b"), "its SHA-256 is not the one in header.json"),
+        (raw + b" ", "bytes, and header.json says"),
+        (None, "it is missing"),
+    ):
+        file.unlink() if broken is None else file.write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"labels\.json: .*{message}"):
+            dpdl.Dataset.open(tmp_path / "log")
+
+
+def test_labels_that_cannot_be_stored_are_named_before_anything_is_written(tmp_path):
+    colors = [Color.RED, Color.BLUE, Color.RED, Color.BLUE, Color.BLUE]
+    log = dpdl.Dataset.from_table(table(ward=colors), **EPISODES)
+    assert log.labels.states == (Color.RED, Color.BLUE)  # without an order: as they appear
+    with pytest.raises(ValueError, match=r"^states: <Color\.RED: 1> cannot be stored: it is a Color$"):
+        log.save(tmp_path / "log")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Signs.
+
+
+@pytest.mark.parametrize(
+    ("u", "notes"),
+    [
+        ([[0.0], [1.0]], ["u[:, 0] is never negative, so no policy can break its constraint"]),
+        ([[-0.5], [0.0]], ["u[:, 0] is never positive, so its constraint allows only rows where it is zero"]),
+        ([[-0.5], [-1.0]], ["u[:, 0] is always negative, so no policy can keep its constraint"]),
+        ([[-0.5], [1.0]], []),
+        ([[0.0], [0.0]], []),
+        ([[0.5, -1.0], [1.0, -1.0]], ["u[:, 0] is never negative", "u[:, 1] is always negative"]),
+    ],
+)
+def test_costs_given_as_utilities_do_not_pass_silently(u, notes):
+    arrays = [0, 0], [0, 1], [0, 0], [1.0, 0.0], u
+    log = dpdl.Dataset(*arrays, n_states=1, n_actions=2)
+    walked = dpdl.Dataset.from_trajectories([([0, 0, 0], [0, 1], [1.0, 0.0], u)], n_states=1, n_actions=2)
+    for one in (log, walked):
+        assert len(one.notes) == len(notes)
+        for found, wanted in zip(one.notes, notes, strict=True):
+            assert found.startswith(wanted)
+            assert found.endswith("; costs are given with Dataset.from_costs")
+    result = dpdl.learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1.0], rng=0, check_slater=False)
+    assert result.notes[: len(notes)] == log.notes
+
+
+def test_costs_that_no_limit_bounds_are_named():
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 20, "falls": 0}, limits="total", gamma=0.9)
+    assert log.notes[-2:] == (
+        "cost 'icu' is never above its limit, so no policy can break its constraint",
+        "cost 'falls' is never below its limit, so its constraint allows only rows where it is at its limit",
+    )
+    costs = dpdl.Dataset.from_costs([0], [0], [0], [1.0], [[1.0]], [0.5], gamma=0.5, normalised=True, n_states=1,
+                                    n_actions=1)  # fmt: skip
+    assert costs.notes == ("costs[:, 0] is always above its limit, so no policy can keep its constraint",)
+
+
+def test_trajectories_with_costs():
+    walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.0]])
+    log = dpdl.Dataset.from_trajectories([walk], n_states=2, n_actions=2, limits=[0.5], gamma=0.9, normalised=True)
+    assert log.units.limits == (0.5,)
+    np.testing.assert_allclose(log.u.ravel(), [-1.0, 1.0])

@@ -40,7 +40,7 @@ def test_a_log_knows_what_it_is(starts, kind):
         ([0, 3, 2], ValueError, "starts must ascend, but starts[2] = 2 follows 3"),
         ([0, 2, 2], ValueError, "starts must ascend, but starts[2] = 2 follows 2"),
         ([0, 4], ValueError, "starts[1] = 4 must be between 0 and 3"),
-        ([0.0], TypeError, "starts must hold whole numbers, got dtype float64"),
+        ([0.5], ValueError, "starts[0] = 0.5 must be a whole number"),
         (0, ValueError, "starts must have shape (any,), got ()"),
     ],
 )
@@ -88,11 +88,11 @@ def test_a_trajectory_is_not_cut_with_gaps():
     [
         ([], ValueError, "trajectories is empty"),
         ([([0, 1], [0])], TypeError, "trajectories[0] must be (states, actions, rewards, utilities)"),
-        ([([0], [], [], np.zeros((0, 1)))], ValueError, "trajectories[0] must have at least two states, got 1"),
+        ([([0], [], [], np.zeros((0, 1)))], ValueError, "trajectories[0] must have at least one action, got 0"),
         (
             [([0, 1], [0, 0], [0.0], [[0.0]])],
             ValueError,
-            "trajectories[0] has 2 states, so its actions must have length 1",
+            "trajectories[0] has 2 actions, so its states must have length 3",
         ),
         ([([0, 1], [0], [0.0], [0.0, 0.0])], ValueError, "so its utilities must have length 1, got shape (2,)"),
     ],

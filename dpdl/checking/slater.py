@@ -35,7 +35,6 @@ from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.packing import chunks
 from dpdl.data.reference import Reference
 from dpdl.models import linear_programs as programs
 from dpdl.models.answers import slater
@@ -197,10 +196,10 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
     gamma = check.real("gamma", gamma, above=0, below=1)
     if dataset.units.gamma is not None and dataset.units.gamma != gamma:
         raise ValueError(f"gamma = {gamma} differs from {dataset.units.gamma}, with which the costs were converted")
-    initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
+    initial = dataset.initial(rho0, initial_states)
     middle = len(dataset) // 2
     ends = dataset[:middle], dataset[middle:]
-    if dataset.kind == "independent":
+    if dataset.kind == "independent" and dataset.repeats is None:
         # Use every other record, which suits a sorted log, unless that puts the pairs of an alternating log into
         # different halves. The choice depends on the pairs only, not on rewards and next states, so the bounds hold.
         every_other = dataset[::2], dataset[1::2]
@@ -215,8 +214,16 @@ def _caps(dataset: Dataset, psi: float | None) -> Array:
     return np.ones(n_pairs) if psi is None else psi * dataset.frequencies.ravel()
 
 
-def _region(model: CMDP, dataset: Dataset, psi: float | None) -> Array:
-    return programs.region(model) if psi is None else programs.region(model, psi, dataset.frequencies.ravel())
+def _best_margin(model: CMDP, dataset: Dataset, psi: float | None) -> programs.Margin:
+    """The best worst utility in a model, near the data if asked; RuntimeError if HiGHS fails."""
+    closed = model.closed()
+    caps = programs.region(closed) if psi is None else programs.region(closed, psi, dataset.frequencies.ravel())
+    found = programs.penalised_margin(closed, caps, 2 / (1 - model.gamma))
+    if model.ends is None:
+        return found
+    return programs.Margin(
+        found.q[: model.r.size], found.V[:-1] - found.V[-1], found.weights
+    )  # nothing follows the end
 
 
 def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float) -> Array:
@@ -224,9 +231,9 @@ def _careful_policy(model: CMDP, first: Dataset, psi: float | None, delta: float
     shape, gamma = model.r.shape, model.gamma
 
     def best(utilities: Array) -> Array:
-        changed = CMDP(model.P, model.r, utilities, gamma, model.rho0)
+        changed = CMDP(model.P, model.r, utilities, gamma, model.rho0, model.ends)
         try:
-            q = programs.penalised_margin(changed, _region(model, first, psi), 2 / (1 - gamma)).q
+            q = _best_margin(changed, first, psi).q
         except RuntimeError:  # HiGHS failed; any policy is valid, so use that of the data
             q = first.frequencies.ravel()
         return policies.from_occupancy(q.reshape(shape))
@@ -274,12 +281,20 @@ class _Bounds:
     ) -> _Bounds:
         size = len(dataset.table)
         total, square = np.zeros(size), np.zeros(size)
+        W = np.append(W, 0.0) if dataset.n_ended else W  # s_next = -1, the last entry, is the end
         low, high = -1 + gamma * float(W.min()), 1 + gamma * float(W.max())
-        for part in chunks(dataset.records, at_least=size):
+        first = 0
+        for part, repeats in dataset.parts(at_least=size):
             u = part["u"] @ weights if weights is not None else part["u"][:, utility]
             y = u + gamma * W[part["s_next"]] - 0.5 * (low + high)  # centred, for the sake of the variance
-            total += np.bincount(part["pair"], weights=y, minlength=size)
-            square += np.bincount(part["pair"], weights=y * y, minlength=size)
+            total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
+            y = y * y
+            if dataset.spreads is not None:
+                spread = np.sqrt(dataset.spreads["u"][first : first + len(part)])
+                # The standard deviation of a sum is at most the sum of the standard deviations.
+                y += (spread @ weights if weights is not None else spread[:, utility]) ** 2
+            square += np.bincount(part["pair"], weights=y * repeats, minlength=size)
+            first += len(part)
         n = dataset.table_counts.astype(np.float64)
         centred = total / np.maximum(n, 1)
         spread = np.maximum(square - n * centred**2, 0) / np.maximum(n - 1, 1)
@@ -326,6 +341,8 @@ def _upper(model: CMDP, first: Dataset, second: Dataset, psi: float | None, caps
     gamma, (V, weights) = model.gamma, _prices(model, first, psi)
     bound = _Bounds.of(second, V, gamma, weights=weights).upper(delta)
     gain = bound - np.repeat(V, second.n_actions)
+    if model.ends is not None:  # an occupancy may sum to less than one: the rest is in the end, where nothing happens
+        gain, caps = np.append(gain, 0.0), np.append(caps, np.inf)
     return (1 - gamma) * float(model.rho0 @ V) + programs.fill(gain, caps)
 
 
@@ -335,9 +352,9 @@ def _prices(model: CMDP, first: Dataset, psi: float | None) -> tuple[Array, Arra
     unseen = np.setdiff1d(np.arange(model.r.size), first.pairs, assume_unique=True)
     u = model.u.reshape(model.n_utilities, -1).copy()
     u[:, unseen] = 1.0
-    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0)
+    hopeful = CMDP(model.P, model.r, u.reshape(model.u.shape), model.gamma, model.rho0, model.ends)
     try:
-        margin = programs.penalised_margin(hopeful, _region(hopeful, first, psi), 2 / (1 - model.gamma))
+        margin = _best_margin(hopeful, first, psi)
     except RuntimeError:  # HiGHS failed, as may happen with gamma close to 1
         return np.zeros(model.n_states), np.full(model.n_utilities, 1 / model.n_utilities)
     return margin.V, margin.weights

@@ -21,7 +21,6 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.packing import chunks
 from dpdl.result import Result
 
 
@@ -110,11 +109,12 @@ def verify(
     eps = check.real("eps", chosen, above=0)
     delta = check.real("delta", settings.delta if delta is None else delta, above=0, below=1)
     problem = settings.problem(*sizes)
-    rho0 = check.initial_distribution(rho0, initial_states, dataset.n_states)
+    rho0 = dataset.initial(rho0, initial_states)
 
     weight = result.x_table.at(dataset.table) / reference.at(dataset.table)
-    reward, utilities, flow = _means(dataset, weight, settings.gamma)
-    utilities = utilities - (1 - settings.gamma) * settings.kappa * (dataset.table_counts @ weight / len(dataset))
+    reward, utilities, flow, ended = _means(dataset, weight, settings.gamma)
+    mass = (1 - settings.gamma) * (dataset.table_counts @ weight / len(dataset)) + settings.gamma * ended
+    utilities = utilities - settings.kappa * mass
     residual = flow - rho0
     norm = float(abs(residual).sum())
     flow_margin = theory.flow_threshold(problem, eps) - norm
@@ -132,14 +132,14 @@ def verify(
     )
 
 
-def _means(dataset: Dataset, weight: Array, gamma: float) -> tuple[float, Array, Array]:
-    """Means of r w, u w and w (1[s] - gamma 1[s_next]) over the log, chunk by chunk."""
+def _means(dataset: Dataset, weight: Array, gamma: float) -> tuple[float, Array, Array, float]:
+    """Means of r w, u w, w (1[s] - gamma 1[s_next]) and w 1[episode ended] over the log, chunk by chunk."""
     n, S = len(dataset), dataset.n_states
-    reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S)
-    for part in chunks(dataset.records):
-        w = weight[part["pair"]]
+    reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S + 1)
+    for part, repeats in dataset.parts():
+        w = weight[part["pair"]] * repeats
         reward += float(part["r"] @ w)
         utilities += w @ part["u"]
-        np.add.at(inflow, part["s_next"], w)
+        np.add.at(inflow, part["s_next"], w)  # -1, the last entry, is the end
     outflow = np.bincount(dataset.table // dataset.n_actions, weights=dataset.table_counts * weight, minlength=S)
-    return reward / n, utilities / n, (outflow - gamma * inflow) / n
+    return reward / n, utilities / n, (outflow - gamma * inflow[:S]) / n, float(inflow[S]) / n

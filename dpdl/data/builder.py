@@ -159,6 +159,7 @@ class DatasetBuilder:
         self._n_records, self._n_starts = 0, 0
         self._trajectories: bool | None = None  # the first chunk decides
         self._previous: int | None = None
+        self._done = True  # whether the last row was the last of its episode
         self._state = "new"
         self._lock = threading.Lock()
 
@@ -188,7 +189,16 @@ class DatasetBuilder:
         self._stack.__exit__(kind, error, trace)
 
     def append(
-        self, s: ArrayLike, a: ArrayLike, s_next: ArrayLike, r: ArrayLike, u: ArrayLike, starts: ArrayLike | None = None
+        self,
+        s: ArrayLike,
+        a: ArrayLike,
+        s_next: ArrayLike,
+        r: ArrayLike,
+        u: ArrayLike,
+        starts: ArrayLike | None = None,
+        *,
+        terminated: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
     ) -> None:
         """Add transitions to the end of the log.
 
@@ -202,12 +212,23 @@ class DatasetBuilder:
         starts : array_like of int, optional
             Positions in this chunk at which trajectories begin. Unless 0 is among them, the first record continues the
             last trajectory of the previous chunk; ``[]`` if none begins. None, in all chunks: independent transitions.
+        terminated, truncated : array_like of bool, optional
+            As for `Dataset`. With `truncated`, in all chunks, instead of `starts`, an episode begins after each row
+            that is terminated or truncated, also after the last row of the previous chunk.
         """
         with self._lock:
-            self._append(s, a, s_next, r, u, starts)
+            self._append(s, a, s_next, r, u, starts, terminated, truncated)
 
     def _append(
-        self, s: ArrayLike, a: ArrayLike, s_next: ArrayLike, r: ArrayLike, u: ArrayLike, starts: ArrayLike | None
+        self,
+        s: ArrayLike,
+        a: ArrayLike,
+        s_next: ArrayLike,
+        r: ArrayLike,
+        u: ArrayLike,
+        starts: ArrayLike | None,
+        terminated: ArrayLike | None,
+        truncated: ArrayLike | None,
     ) -> None:
         if self._state != "open":
             raise RuntimeError(
@@ -216,12 +237,16 @@ class DatasetBuilder:
                 else "append can only be called inside the builder's with statement"
             )
         first = self._n_records
-        s, a, s_next = packing.moves(s, a, s_next, self._n_states, self._n_actions, first)
+        s, a, s_next = packing.moves(s, a, s_next, terminated, self._n_states, self._n_actions, first)
+        if truncated is not None:
+            if starts is not None:
+                raise TypeError("give either truncated or starts")
+            starts = packing.starts_of_episodes(truncated, s_next, self._done)
+        u = packing.columns("u" if self._costs is None else "costs", u, len(s), len(self._largest), first)
         if self._costs is None:
-            u = check.numbers_array("u", u, shape=(len(s), len(self._largest)), first=first, copy=False)
             records = packing.pack(s_next, r, u, self._divisors, first)
         else:
-            u = self._costs.slack(u, len(s), first)
+            u = self._costs.slack(u, s_next == packing.ENDED, first)
             records = packing.pack(s_next, r, np.zeros_like(u), self._divisors, first)
             records["u"] = u
         trajectories = starts is not None
@@ -234,6 +259,7 @@ class DatasetBuilder:
             self._starts.append(positions + first)
             self._n_starts += len(positions)
         self._trajectories, self._previous = trajectories, int(s_next[-1])
+        self._done = s_next[-1] == packing.ENDED or (truncated is not None and bool(np.asarray(truncated)[-1]))
         self._largest = np.maximum(self._largest, abs(u).max(axis=0, initial=0.0))
         self._n_records += len(s)
         self._state = "failed"  # until everything has been written

@@ -23,7 +23,7 @@ from dpdl.data import packing, parquet_file, storage
 from dpdl.data import table as tables
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
-from dpdl.data.storage import PAIRS, RECORDS, STARTS, Sizes
+from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
 from dpdl.data.units import CostLimits, Units, one_sided, scales
 
 
@@ -45,15 +45,22 @@ class Dataset:
     utility_scale : float or sequence of float, optional
         Positive number or numbers (one per utility) to divide the utilities by. Scaling does not change which
         policies are safe.
+    terminated : array_like of bool, shape (N,), optional
+        Rows that ended their episode: nothing follows, so that the next state is not read (it becomes -1), V there is
+        zero and no sink state is needed.
+    truncated : array_like of bool, shape (N,), optional
+        Rows at which the record of an episode stops although it would go on: ordinary rows with an ordinary next state.
+        With it, even if all are False, the rows are episodes in order: one begins after each row that is terminated or
+        truncated.
     starts : array_like of int, optional
-        Positions at which trajectories begin, ascending from 0: within a trajectory, every next state must be the state
-        of the following record. ``[0]``: the log is one trajectory. None: independent transitions. From a column
-        that marks the last record of each episode: ``np.flatnonzero(np.append(True, done[:-1]))``.
+        Instead of `truncated`: positions at which trajectories begin, ascending from 0. Within a trajectory, every
+        next state must be the state of the following record. ``[0]``: the log is one trajectory. With neither, the
+        transitions are independent.
 
     Attributes
     ----------
-    s, a, s_next, r, u : arrays
-        The columns, read-only.
+    s, a, s_next, r, u, terminated : arrays
+        The columns, read-only; s_next is -1 where terminated.
     pairs, pair_counts : int64 arrays
         The visited pairs as s * n_actions + a, ascending, and how often each occurs.
     pair : int32 array
@@ -74,6 +81,11 @@ class Dataset:
     notes : tuple of str
         What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken. `learn`
         adds them to the notes of its result. They are not saved.
+    initial_counts : int64 array, shape (S,), or None
+        How often an episode began in each state: the default of the initial distribution. None if that is not known.
+    repeats, spreads : arrays or None
+        Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
+        utilities among them.
     path : pathlib.Path or None
         The folder that this log was opened from; None if it is in memory or part of another log.
 
@@ -96,6 +108,10 @@ class Dataset:
     # whole log, so that a part shares the array: `starts` is computed when it is first used.
     _begins: NDArray[np.int64] | None
     _first: int
+    _whole: bool  # whether the first record begins a trajectory; it may be in the middle of one in a part
+    repeats: NDArray[np.int64] | None
+    spreads: NDArray[Any] | None
+    _initial: NDArray[np.int64] | None
 
     def __init__(
         self,
@@ -109,15 +125,21 @@ class Dataset:
         n_actions: int,
         reward_scale: float = 1.0,
         utility_scale: float | Sequence[float] = 1.0,
+        terminated: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
         starts: ArrayLike | None = None,
     ) -> None:
         n_states, n_actions = packing.sizes(n_states, n_actions)
         s = check.indices("s", s, n_states, copy=False)
         if len(s) == 0:
             raise ValueError("the data set is empty: s has length 0")
-        s, a, s_next = packing.moves(s, a, s_next, n_states, n_actions)
+        s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
+        if truncated is not None:
+            if starts is not None:
+                raise TypeError("give either truncated or starts")
+            starts = packing.starts_of_episodes(truncated, s_next)
         begins = None if starts is None else packing.begins(starts, s, s_next)
-        u = check.numbers_array("u", u, shape=(len(s), None), copy=False)
+        u = packing.columns("u", u, len(s))
         scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         records = packing.pack(s_next, r, u, units)
@@ -142,6 +164,8 @@ class Dataset:
         n_states: int,
         n_actions: int,
         reward_scale: float = 1.0,
+        terminated: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
         starts: ArrayLike | None = None,
     ) -> Dataset:
         """Make a log whose constraints are "costs stay below limits".
@@ -154,6 +178,9 @@ class Dataset:
         Either is written as a utility u_i = (rate_i - c_i) / scale_i whose discounted sum must be >= 0, where rate_i is
         limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max |rate_i - c_i| over the
         log brings it into [-1, 1]. Limits and scales are stored: ``units.costs`` converts J^u to costs.
+
+        Where an episode ends no further cost arises, but the limit on it is the same: the row that ends it also
+        carries the rate of all steps that would have followed, rate_i / (1 - gamma) instead of rate_i.
 
         Parameters
         ----------
@@ -177,9 +204,9 @@ class Dataset:
         """
         n_states, n_actions = packing.sizes(n_states, n_actions)
         s = check.indices("s", s, n_states, copy=False)
-        costs = check.numbers_array("costs", costs, shape=(len(s), None), copy=False)
+        costs = packing.columns("costs", costs, len(s))
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
-        u = rule.slack(costs, len(s))
+        u = rule.slack(costs, None if terminated is None else check.flags("terminated", terminated, s.shape))
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
         log = cls(
             s,
@@ -191,6 +218,8 @@ class Dataset:
             n_actions=n_actions,
             reward_scale=units.reward_scale,
             utility_scale=units.utility_scale,
+            terminated=terminated,
+            truncated=truncated,
             starts=starts,
         )
         log.__dict__.update(
@@ -294,6 +323,7 @@ class Dataset:
             "n_states": len(found.labels.states),
             "n_actions": len(found.labels.actions),
             "reward_scale": float(abs(found.r).max()) or 1.0,
+            "terminated": found.terminated if found.terminated.any() else None,
             "starts": found.starts,
         }
         columns = (found.s, found.a, found.s_next, found.r, found.costs)
@@ -306,23 +336,33 @@ class Dataset:
             labels=found.labels,
             units=replace(log.units, names=found.names or None),
             notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
+            _initial=None if found.initial is None else check.frozen(found.initial),
         )
         return log
 
     @classmethod
     def from_trajectories(
-        cls, trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], **options: Any
+        cls,
+        trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
+        *,
+        terminated: bool | Sequence[bool] = False,
+        **options: Any,
     ) -> Dataset:
         """Make a log from whole trajectories, each given as (states, actions, rewards, utilities).
 
-        A trajectory of n steps has n + 1 states, the last of which is where it ended. No transition leads from the end
-        of one trajectory to the beginning of the next.
+        A trajectory of n steps has n + 1 states, the last of which is where its record stops. No transition leads from
+        the end of one trajectory to the beginning of the next.
 
         Parameters
         ----------
         trajectories : iterable of (states (n + 1,), actions (n,), rewards (n,), utilities (n, I))
+            Costs instead of utilities if there are `limits`.
+        terminated : bool or sequence of bool, optional
+            Whether the trajectories, or each of them, ended with the last action: nothing follows, and the last state
+            is not read and may be missing.
         **options
-            As for the class: `n_states`, `n_actions`, and scales.
+            As for the class: `n_states`, `n_actions`, and scales; or as for `from_costs`: `limits`, `gamma`,
+            `normalised`.
 
         Examples
         --------
@@ -331,8 +371,9 @@ class Dataset:
         >>> log.kind, log.starts.tolist(), log.s_next.tolist()
         ('trajectories', [0, 2], [1, 1, 1, 1])
         """
-        columns, starts = packing.join(trajectories)
-        return cls(*columns, starts=starts, **options)
+        columns, starts, ended = packing.join(trajectories, terminated)
+        make = cls.from_costs if "limits" in options else cls
+        return make(*columns, starts=starts, terminated=ended if ended.any() else None, **options)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
@@ -366,7 +407,7 @@ class Dataset:
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
         header, log = stored.header, cls.__new__(cls)
         log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.units, folder)
-        log.__dict__.update(fingerprint=header.fingerprint)
+        log.__dict__.update(fingerprint=header.fingerprint, labels=stored.labels)
         return log
 
     def __copy__(self) -> Dataset:
@@ -379,30 +420,27 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the contents as bytes, which are immutable even if the same pickle refers to them elsewhere."""
-        raw = [None if array is None else array.tobytes() for array in (self.records, self.table, self.starts)]
+        arrays = {RECORDS: self.records, PAIRS: self.table, STARTS: self.starts} | self._of_counts()
+        raw = {name: array.tobytes() for name, array in arrays.items() if array is not None}
         more = {"labels": self.labels, "notes": self.notes}
-        return type(self)._unpickled, (*raw, self.n_states, self.n_actions, self.units, self.path, more)
+        return type(self)._unpickled, (raw, self.n_states, self.n_actions, self.units, self.path, self._whole, more)
 
     @classmethod
     def _unpickled(
         cls,
-        records: bytes,
-        table: bytes,
-        starts: bytes | None,
+        raw: dict[str, bytes],
         n_states: int,
         n_actions: int,
         units: Units,
         path: Path | None,
+        whole: bool,
         more: dict[str, Any],
     ) -> Dataset:
-        arrays = {
-            RECORDS: np.frombuffer(records, dtype=record_dtype(len(units.utility_scale))),
-            PAIRS: np.frombuffer(table, dtype=np.int64),
-        }
-        if starts is not None:
-            arrays[STARTS] = np.frombuffer(starts, dtype=np.int64)
+        n_utilities = len(units.utility_scale)
+        types = {RECORDS: record_dtype(n_utilities), SPREADS: packing.spread_dtype(n_utilities)}
+        arrays = {name: np.frombuffer(raw[name], dtype=types.get(name, np.dtype(np.int64))) for name in raw}
         log = cls.__new__(cls)
-        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units, path)
+        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units, path, whole)
         log.__dict__.update(more)
         return log
 
@@ -424,18 +462,21 @@ class Dataset:
         ([1, 0], 'log', True)
         """
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        storage.save(target, self._sizes, self.units, self._arrays(), overwrite=overwrite)
+        storage.save(target, self._sizes, self.units, self._arrays(), self.labels, overwrite=overwrite)
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`)."""
+        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`).
+
+        Labels are not written; `save` writes them.
+        """
         parquet_file.write(self, path, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the contents: two logs are the same if and only if their fingerprints are.
 
-        It does not depend on where the log is stored. It costs nothing for a log opened from a folder, one pass
-        otherwise.
+        It does not depend on where the log is stored, nor on labels. It costs nothing for a log opened from a folder,
+        one pass otherwise.
         """
         return storage.describe(self._sizes, self.units, self._arrays()).fingerprint
 
@@ -446,7 +487,7 @@ class Dataset:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be deleted")
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self.records) if self.repeats is None else int(self.table_counts.sum())
 
     def __repr__(self) -> str:
         return (
@@ -467,19 +508,53 @@ class Dataset:
         if not isinstance(part, slice):
             raise TypeError(f"a data set is indexed by a slice, got {type(part).__name__}")
         first, last, step = part.indices(len(self))
-        records = self.records[part]
-        if len(records) == 0:
+        if len(range(first, last, step)) == 0:
             raise ValueError(f"{part} of a data set of length {len(self)} is empty")
-        begins = self._begins
+        if self.repeats is not None:
+            return self._counts_of_part(first, last, step)
+        records = self.records[part]
+        begins, whole = self._begins, False
         if begins is not None:
             if step != 1:
                 raise ValueError(f"a log of trajectories is sliced with step 1, got {part}")
+            whole = self._whole if first == 0 else bool(np.isin(self._first + first, begins))
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
+        return self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
+
+    def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))
-        shared = {name: getattr(self, name) for name in ("_table", "n_states", "n_actions", "units", "labels", "notes")}
-        cut.__dict__.update(_records=records, **shared, path=None, _begins=begins, _first=first)
+        names = ("_table", "n_states", "n_actions", "units", "labels", "notes", "_initial")
+        cut.__dict__.update(**{name: getattr(self, name) for name in names}, path=None, **own)
         return cut
+
+    def _counts_of_part(self, first: int, last: int, step: int) -> Self:
+        """Part of a log of counts, as if its transitions stood in an order that was drawn at random once and for all.
+
+        An interval is halved again and again, each half getting a random sample of its transitions (hypergeometric),
+        until its pieces are inside or outside the part: disjoint parts have no transition in common.
+        """
+        if step != 1:
+            raise ValueError(f"a log of counts is sliced with step 1, got {step}")
+        if len(self) > 10**9:
+            raise ValueError(f"a log of counts of more than 10^9 transitions cannot be divided, got {len(self)}")
+        assert self.repeats is not None
+
+        def inside(low: int, high: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            if first <= low and high <= last:
+                return counts
+            if high <= first or last <= low:
+                return np.zeros_like(counts)
+            middle = (low + high) // 2
+            rng = np.random.Generator(np.random.PCG64([low, high]))
+            left = rng.multivariate_hypergeometric(counts, middle - low, method="marginals")
+            return inside(low, middle, left) + inside(middle, high, counts - left)
+
+        counts = inside(0, len(self), self.repeats)
+        kept = counts > 0
+        spreads = None if self.spreads is None else check.frozen(self.spreads[kept])
+        own = {"_records": check.frozen(self.records[kept]), "repeats": check.frozen(counts[kept]), "spreads": spreads}
+        return self._part(**own, _begins=None, _first=0, _whole=False)
 
     # Properties return new views of what the core reads: dtype and shape of even a read-only array can be set.
 
@@ -503,7 +578,7 @@ class Dataset:
     @cached_property
     def table_counts(self) -> NDArray[np.int64]:
         """How often each pair of `table` occurs."""
-        return check.frozen(packing.count(self.records, len(self.table)))
+        return check.frozen(packing.count(self.records, len(self.table), self.repeats))
 
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
@@ -546,6 +621,50 @@ class Dataset:
             return self.records["pair"]
         return check.frozen(self._rank[self.records["pair"]])
 
+    @cached_property
+    def initial_counts(self) -> NDArray[np.int64] | None:
+        """How often an episode began in each state; None if the log has no episodes.
+
+        One trajectory that never ended may be a part of a life without episodes, so its first state does not count.
+        """
+        if self._initial is not None or self._begins is None:
+            return self._initial
+        first = self.starts[0 if self._whole else 1 :]
+        if len(first) == 0 or (len(self._begins) == 0 and not self.n_ended):
+            return None
+        states = self.table[self.records["pair"][first]] // self.n_actions
+        return check.frozen(np.bincount(states, minlength=self.n_states))
+
+    def initial(self, rho0: ArrayLike | None = None, initial_states: ArrayLike | None = None) -> NDArray[np.float64]:
+        """Distribution of the first state: as given, or else as the episodes of the log began.
+
+        Examples
+        --------
+        >>> log = Dataset([0, 1, 1], [0, 0, 0], [1, 1, 1], [0] * 3, [[0]] * 3, n_states=2, n_actions=1, starts=[0, 2])
+        >>> log.initial().tolist()
+        [0.5, 0.5]
+        """
+        if rho0 is None and initial_states is None and self.initial_counts is not None:
+            return self.initial_counts / self.initial_counts.sum()
+        return check.initial_distribution(rho0, initial_states, self.n_states)
+
+    @cached_property
+    def n_ended(self) -> int:
+        """How many transitions ended their episode."""
+        return sum(int(((part["s_next"] < 0) * repeats).sum()) for part, repeats in self.parts())
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        """Which records ended their episode."""
+        return check.frozen(self.records["s_next"] < 0)
+
+    def parts(self, at_least: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64] | int]]:
+        """The records in chunks, and how many transitions each stands for: 1, or an array in a log of counts."""
+        first = 0
+        for part in packing.chunks(self.records, at_least):
+            yield part, 1 if self.repeats is None else self.repeats[first : first + len(part)]
+            first += len(part)
+
     @property
     def s(self) -> NDArray[np.int32]:
         """States."""
@@ -558,7 +677,7 @@ class Dataset:
 
     @property
     def s_next(self) -> NDArray[np.int32]:
-        """Next states."""
+        """Next states; -1 where the episode ended."""
         return self.records["s_next"]
 
     @property
@@ -579,12 +698,18 @@ class Dataset:
         n_actions: int,
         units: Units,
         path: Path | None = None,
+        whole: bool = True,
     ) -> None:
         """Set all attributes; the arrays are not shared, and `storage.inspect` has checked them and made the counts."""
-        starts = check.frozen(arrays[STARTS]) if STARTS in arrays else None
+        owned = {name: check.frozen(array) for name, array in arrays.items()}
+        starts = owned.get(STARTS)
         self.__dict__.update(
-            _records=check.frozen(arrays[RECORDS]),
-            _table=check.frozen(arrays[PAIRS]),
+            _records=owned[RECORDS],
+            _table=owned[PAIRS],
+            repeats=owned.get(REPEATS),
+            spreads=owned.get(SPREADS),
+            _initial=owned.get(INITIAL),
+            _whole=whole,
             table_counts=check.frozen(counts),
             n_states=n_states,
             n_actions=n_actions,
@@ -597,12 +722,27 @@ class Dataset:
 
     @property
     def _sizes(self) -> Sizes:
-        n_trajectories = None if self._begins is None else len(self._begins) + 1
-        return Sizes(len(self), self.n_states, self.n_actions, self.n_utilities, len(self.pairs), n_trajectories)
+        return Sizes(
+            n_records=len(self.records),
+            n_states=self.n_states,
+            n_actions=self.n_actions,
+            n_utilities=self.n_utilities,
+            n_pairs=len(self.pairs),
+            n_trajectories=None if self._begins is None else len(self._begins) + 1,
+            n_transitions=None if self.repeats is None else len(self),
+            spreads=self.spreads is not None,
+            initial=self._initial is not None,
+        )
+
+    def _of_counts(self) -> dict[str, NDArray[Any] | None]:
+        """The arrays that only a log of counts has."""
+        return {REPEATS: self.repeats, SPREADS: self.spreads, INITIAL: self._initial}
 
     def _arrays(self) -> dict[str, Iterable[NDArray[Any]]]:
         """The arrays of the log in chunks, with table = pairs."""
-        return {RECORDS: self._chunks(), PAIRS: [self.pairs], STARTS: [] if self.starts is None else [self.starts]}
+        whole = {STARTS: self.starts} | self._of_counts()
+        rest = {name: [array] for name, array in whole.items() if array is not None}
+        return {RECORDS: self._chunks(), PAIRS: [self.pairs], **rest}
 
     def _chunks(self) -> Iterator[NDArray[Any]]:
         for view in packing.chunks(self.records):

@@ -7,7 +7,7 @@ the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from dpdl.data.units import Units
 
 INT32_MAX = 2**31 - 1
 
+#: `s_next` of a record after which nothing follows: the episode ended.
+ENDED = -1
 #: Largest number of records, and of bytes, in a chunk; they bound the memory of a pass over a log.
 CHUNK, CHUNK_BYTES = 1 << 18, 1 << 24
 
@@ -34,6 +36,11 @@ def record_dtype(n_utilities: int) -> np.dtype[Any]:
     return np.dtype([("pair", "<i4"), ("s_next", "<i4"), ("r", "<f8"), ("u", "<f8", (n_utilities,))])
 
 
+def spread_dtype(n_utilities: int) -> np.dtype[Any]:
+    """Variances of the reward and the utilities among the transitions that one record of a log of counts stands for."""
+    return np.dtype([("r", "<f8"), ("u", "<f8", (n_utilities,))])
+
+
 if record_dtype(0)[["pair", "s_next", "r"]] != _core.HEAD_DTYPE:
     raise ImportError("the compiled core of dpdl and its Python files have different layouts of records; rebuild it")
 
@@ -45,12 +52,39 @@ def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
 
 
 def moves(
-    s: ArrayLike, a: ArrayLike, s_next: ArrayLike, n_states: int, n_actions: int, first: int = 0
+    s: ArrayLike,
+    a: ArrayLike,
+    s_next: ArrayLike,
+    terminated: ArrayLike | None,
+    n_states: int,
+    n_actions: int,
+    first: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Check states, actions and next states; the result may share memory with the caller's arrays."""
+    """Check states, actions and next states; the result may share memory with the caller's arrays.
+
+    The next state of a terminated row is not read, and becomes -1.
+    """
     s = check.indices("s", s, n_states, first=first, copy=False)
     a = check.indices("a", a, n_actions, shape=s.shape, first=first, copy=False)
-    return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)
+    if terminated is None:
+        return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)
+    ended = check.flags("terminated", terminated, s.shape)
+    after = check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False, unread=ended)
+    return s, a, np.where(ended, np.int32(ENDED), after)
+
+
+def starts_of_episodes(truncated: ArrayLike, s_next: NDArray[np.int32], done: bool = True) -> NDArray[np.int64]:
+    """Positions after rows that are terminated or truncated; `done`: the row before the first was one of these."""
+    last = check.flags("truncated", truncated, s_next.shape) | (s_next == ENDED)
+    return np.flatnonzero(np.append(done, last[:-1]) if len(last) else last)
+
+
+def columns(name: str, values: ArrayLike, n: int, n_columns: int | None = None, first: int = 0) -> NDArray[np.float64]:
+    """Check utilities or costs, one row per transition; a plain column is one of them."""
+    array = check.numbers_array(name, values, first=first, copy=False)
+    array = array[:, None] if array.ndim == 1 and n_columns in (None, 1) else array
+    check.check_shape(name, array, (n, n_columns))
+    return array
 
 
 def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units: Units, first: int = 0) -> NDArray[Any]:
@@ -105,9 +139,12 @@ def chunks(records: NDArray[Any], at_least: int = 0) -> Iterator[NDArray[Any]]:
         yield records[first : first + size]
 
 
-def count(records: NDArray[Any], n_pairs: int) -> NDArray[np.int64]:
+def count(records: NDArray[Any], n_pairs: int, repeats: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """How often each pair occurs; memory is proportional to the number of pairs, not of records."""
     counts = np.zeros(n_pairs, dtype=np.int64)
+    if repeats is not None:
+        np.add.at(counts, records["pair"], repeats)
+        return counts
     for part in chunks(records, at_least=n_pairs):  # shorter chunks would spend most of the time adding up counts
         counts += np.bincount(part["pair"], minlength=n_pairs)
     return counts
@@ -139,36 +176,50 @@ def begins(
     if broken.any():
         t = int(np.argmax(broken))
         before, where = (s_next[t - 1] if t else previous), f" of this chunk, record {first + t}," if first else ""
-        raise ValueError(
-            f"s_next[{first + t - 1}] = {before} but s[{first + t}] = {s[t]}: a trajectory ends there, "
-            f"so starts must list {t}{where} (or be None, if the transitions are independent)"
+        fact = (
+            f"record {first + t - 1} ended its episode (terminated)"
+            if before == ENDED
+            else f"s_next[{first + t - 1}] = {before} but s[{first + t}] = {s[t]}: a trajectory ends there"
         )
+        raise ValueError(f"{fact}, so starts must list {t}{where} (or be None, if the transitions are independent)")
     return positions
 
 
 def join(
-    trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
-) -> tuple[list[NDArray[Any]], list[int]]:
-    """Columns (s, a, s_next, r, u) and starts of whole trajectories, each (states, actions, rewards, utilities)."""
+    trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], terminated: bool | Sequence[bool]
+) -> tuple[list[NDArray[Any]], list[int], NDArray[np.bool_]]:
+    """Columns (s, a, s_next, r, u), starts and ends of trajectories, each (states, actions, rewards, utilities)."""
     if not isinstance(trajectories, Iterable):
         raise TypeError(f"trajectories must be an iterable of trajectories, got {type(trajectories).__name__}")
+    given = list(trajectories)
+    if not given:
+        raise ValueError("trajectories is empty")
+    ended = np.full(len(given), terminated) if isinstance(terminated, (bool, np.bool_)) else np.asarray(terminated)
+    ended = check.flags("terminated", ended, (len(given),))
     columns: list[tuple[NDArray[Any], ...]] = []
-    starts = [0]
-    for k, trajectory in enumerate(trajectories):
+    starts, last = [0], []
+    for k, trajectory in enumerate(given):
         if not isinstance(trajectory, (tuple, list)) or len(trajectory) != 4:
             raise TypeError(f"trajectories[{k}] must be (states, actions, rewards, utilities)")
         states, actions, rewards, utilities = map(np.asarray, trajectory)
-        n = len(states) - 1 if states.ndim else 0
+        n = len(actions) if actions.ndim else 0
         if n < 1:
-            raise ValueError(f"trajectories[{k}] must have at least two states, got {max(n + 1, 0)}")
-        for name, column in (("actions", actions), ("rewards", rewards), ("utilities", utilities)):
-            if column.shape[:1] != (n,):
+            raise ValueError(f"trajectories[{k}] must have at least one action, got {n}")
+        if ended[k] and states.shape == (n,):
+            states = np.append(states, 0)  # nothing follows, so the last state is not read
+        for name, column, length in (
+            ("states", states, n + 1),
+            ("rewards", rewards, n),
+            ("utilities", utilities, n),
+        ):
+            if column.shape[:1] != (length,):
                 raise ValueError(
-                    f"trajectories[{k}] has {n + 1} states, so its {name} must have length {n}, "
+                    f"trajectories[{k}] has {n} actions, so its {name} must have length {length}, "
                     f"got shape {column.shape}"
                 )
         columns.append((states[:-1], actions, states[1:], rewards, utilities))
         starts.append(starts[-1] + n)
-    if not columns:
-        raise ValueError("trajectories is empty")
-    return [np.concatenate(column) for column in zip(*columns, strict=True)], starts[:-1]
+        last.append(starts[-1] - 1)
+    marks = np.zeros(starts[-1], dtype=bool)
+    marks[last] = ended
+    return [np.concatenate(column) for column in zip(*columns, strict=True)], starts[:-1], marks

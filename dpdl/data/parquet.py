@@ -33,7 +33,7 @@ from dpdl.data.parquet_file import KEY, SUM, Description, pyarrow
 BUFFER = 1 << 20
 
 Column = NDArray[Any]
-Chunk = tuple[Column, Column, Column, Column, Column, Column | None]
+Chunk = tuple[tuple[Column, Column, Column, Column, Column], dict[str, Column | None]]
 
 
 def from_parquet(
@@ -46,6 +46,8 @@ def from_parquet(
     r: str = "r",
     u: str | Sequence[str] | None = None,
     episode: str | None = None,
+    terminated: str | None = None,
+    truncated: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
     **options: Any,
@@ -67,6 +69,9 @@ def from_parquet(
         Name of a column (whole numbers or strings) that identifies trajectories: one begins wherever the value differs
         from the previous row, also from the last row of the previous file. By default the transitions are independent,
         unless `to_parquet` wrote the files: their metadata says it, and no trajectory continues in the next file.
+    terminated, truncated : str, optional
+        Names of columns of True and False, as for `Dataset`; `truncated` instead of `episode`. By default there are
+        none, unless `to_parquet` wrote the files.
     overwrite : bool, optional
         Replace an existing data set.
     verify : bool, optional
@@ -94,7 +99,8 @@ def from_parquet(
     target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
     columns = {"s": s, "a": a, "s_next": s_next, "r": r}
     names = [check.text(name, column) for name, column in columns.items()]
-    reader = Reader(source, names, u, episode, check.flag("verify", verify))
+    marks = {"episode": episode, "terminated": terminated, "truncated": truncated}
+    reader = Reader(source, names, u, marks, check.flag("verify", verify))
     chunks = iter(reader)
     first = next(chunks, None)
     if first is None or reader.n_utilities is None:
@@ -102,7 +108,7 @@ def from_parquet(
     with _builder(target, overwrite, options, reader) as builder:
         for chunk in chain([first], chunks):
             with reader.naming_the_file():
-                builder.append(*chunk)
+                builder.append(*chunk[0], **chunk[1])
     return Dataset.open(target)
 
 
@@ -145,12 +151,14 @@ def _builder(path: Path, overwrite: bool, options: dict[str, Any], reader: Reade
 
 
 class Reader:
-    """Parquet files as chunks (s, a, s_next, r, u, starts) of one log.
+    """Parquet files as chunks of one log: (s, a, s_next, r, u), and starts, terminated, truncated by name.
 
     Parameters
     ----------
-    source, u, episode
+    source, u
         As for `from_parquet`.
+    marks : dict of str
+        The columns episode, terminated and truncated, None if there is none.
     names : list of str
         The columns s, a, s_next and r.
     verify : bool
@@ -162,11 +170,14 @@ class Reader:
         source: Any,
         names: list[str],
         u: str | Sequence[str] | None,
-        episode: str | None,
+        marks: dict[str, str | None],
         verify: bool,
     ) -> None:
-        if episode is not None:
-            check.text("episode", episode)
+        for name, column in marks.items():
+            if column is not None:
+                check.text(name, column)
+        if marks["episode"] is not None and marks["truncated"] is not None:
+            raise TypeError("give either episode or truncated")
         if u is not None and not isinstance(u, str):
             if not isinstance(u, (Sequence, np.ndarray)):
                 raise TypeError(f"u must be a string or a sequence of strings, got {type(u).__name__}")
@@ -180,16 +191,16 @@ class Reader:
             if self.description is not None and u is None:
                 u = [f"u_{i}" for i in range(len(self.description.units.utility_scale))]
             self.utilities, self.is_list = _utilities(first.schema_arrow, u)
-        if self.description is not None and self.description.trajectories and episode is None:
-            episode = "episode"
-        self.names, self.episode = names, episode
+            if self.description is not None:  # `to_parquet` wrote the file, and these columns if there is use for them
+                marks = {name: marks[name] or (name if name in first.schema_arrow.names else None) for name in marks}
+        self.names, self.marks = names, {name: column for name, column in marks.items() if column is not None}
         self.n_rows, self.n_utilities = 0, None if self.is_list else len(self.utilities)
         self.last_episode: Any = None
         # Name, first row and fingerprint of each file that `to_parquet` wrote.
         self.fingerprints: list[tuple[str, int, str]] = []
 
     def __iter__(self) -> Iterator[Chunk]:
-        wanted = [*self.names, *self.utilities, *([] if self.episode is None else [self.episode])]
+        wanted = [*self.names, *self.utilities, *self.marks.values()]
         for name in self.files:
             self.file = name
             with self._opened(name) as file:
@@ -282,13 +293,18 @@ class Reader:
         else:
             columns = [self._numbers(batch, name, "real numbers") for name in self.utilities]
             u = np.column_stack(columns) if columns else np.empty((batch.num_rows, 0))
-        return s, a, s_next, r, u, None if self.episode is None else self._starts(batch, self.episode)
+        marks = {name: self._flags(batch, column) for name, column in self.marks.items() if name != "episode"}
+        if "episode" in self.marks:
+            marks["starts"] = self._starts(batch, self.marks["episode"])
+        return (s, a, s_next, r, u), marks
 
     def _column(self, batch: Any, name: str) -> Any:
         pa, _ = pyarrow()
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if name == self.names[2] and "terminated" in self.marks:
+            column = column.fill_null(packing.ENDED)  # refused later unless the row is terminated
         self._refuse_nulls(column, name, 1)
         return column
 
@@ -300,6 +316,12 @@ class Reader:
     def _numbers(self, batch: Any, name: str, kind: str) -> NDArray[Any]:
         column = self._column(batch, name)
         _check_numbers(column.type, name, kind)
+        return column.to_numpy(zero_copy_only=False)
+
+    def _flags(self, batch: Any, name: str) -> NDArray[np.bool_]:
+        column = self._column(batch, name)
+        if str(column.type) != "bool":
+            raise TypeError(f"column {name!r} must hold True and False, got {column.type}")
         return column.to_numpy(zero_copy_only=False)
 
     def _lists(self, batch: Any, name: str) -> NDArray[Any]:

@@ -43,6 +43,14 @@ class Log(Protocol):
         """Number of utilities."""
 
     @property
+    def n_ended(self) -> int:
+        """How many transitions ended their episode."""
+
+    @property
+    def repeats(self) -> NDArray[np.int64] | None:
+        """How many transitions each record stands for."""
+
+    @property
     def starts(self) -> NDArray[np.int64] | None:
         """Where trajectories begin."""
 
@@ -98,25 +106,30 @@ class Description:
 
 
 def write(dataset: Log, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a data set to a Parquet file: columns s, a, s_next, episode (for trajectories only), r, u_0, u_1, ...
+    """Write a data set to a Parquet file: columns s, a, s_next, terminated, episode, r, u_0, u_1, ...
 
-    The file is written atomically. `from_parquet` makes the same data set from it.
+    The column terminated is left out if no episode ended, episode if the transitions are independent. The file is
+    written atomically. `from_parquet` makes the same data set from it.
     """
     pa, pq = pyarrow()
     target = Path(os.path.realpath(check.path("path", path)))
     if not check.flag("overwrite", overwrite) and os.path.lexists(target):
         refuse(target, "it exists already; pass overwrite=True to replace it")
-    whole = ("s", "a", "s_next", *(() if dataset.starts is None else ("episode",)))
-    names = (*whole, "r", *(f"u_{i}" for i in range(dataset.n_utilities)))
-    types = (pa.int32(), pa.int32(), pa.int32(), pa.int64())[: len(whole)] + (pa.float64(),) * (1 + dataset.n_utilities)
+    if dataset.repeats is not None:
+        raise ValueError("a log of counts cannot be written as Parquet: write the table of its counts() instead")
+    types = {"s": pa.int32(), "a": pa.int32(), "s_next": pa.int32()}
+    types |= {"terminated": pa.bool_()} if dataset.n_ended else {}
+    types |= {} if dataset.starts is None else {"episode": pa.int64()}
+    whole = [name for name in types if name != "terminated"]
+    types |= {"r": pa.float64()} | {f"u_{i}": pa.float64() for i in range(dataset.n_utilities)}
     known = (dataset.n_states, dataset.n_actions, dataset.starts is not None, dataset.units, dataset.fingerprint)
-    schema = pa.schema(list(zip(names, types, strict=True)), metadata=Description(*known).metadata())
+    schema = pa.schema(list(types.items()), metadata=Description(*known).metadata())
     remove_leftovers(target)
     with naming_the_target(target), temporary_file(target) as temporary:
         with open(temporary, "xb") as file:
             lock(file.fileno())
             # Rewards and utilities are not dictionary-encoded: a dictionary might merge -0.0 and 0.0.
-            with pq.ParquetWriter(file, schema, use_dictionary=list(whole), write_page_checksum=True) as writer:
+            with pq.ParquetWriter(file, schema, use_dictionary=whole, write_page_checksum=True) as writer:
                 for columns in _columns_of(dataset):
                     writer.write_batch(pa.record_batch(columns, schema=schema))
         sync(temporary)
@@ -130,6 +143,8 @@ def _columns_of(dataset: Log) -> Iterator[list[NDArray[Any]]]:
     for part in packing.chunks(dataset.records):
         s, a = np.divmod(dataset.table[part["pair"]], dataset.n_actions)
         columns = [s.astype(np.int32), a.astype(np.int32), part["s_next"]]
+        if dataset.n_ended:
+            columns.append(part["s_next"] < 0)
         if dataset.starts is not None:
             here = np.arange(first, first + len(part))
             columns.append(np.searchsorted(dataset.starts, here, side="right") - 1)

@@ -1,19 +1,27 @@
 """Data sets on disk: a folder of ``.npy`` files in the layout that the core reads, mapped into memory.
 
-Version 1 of the format is a folder with these files:
+Version 2 of the format is a folder with these files:
 
 ``header.json``
-    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (1), ``n_records``, ``n_states``, ``n_actions``,
-    ``n_utilities``, ``n_pairs``, ``n_trajectories`` (null if the transitions are independent), ``units`` (the fields
+    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (2), the fields of `Sizes`, ``units`` (the fields
     of `Units`), ``files`` (for each other file its length in ``bytes`` and its ``sha256``) and ``checksum``: the
     SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
 ``records.npy``
-    The packed transitions, a structured array of `record_dtype`. A log of N transitions with I utilities takes
-    N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.
+    The packed transitions, a structured array of `record_dtype`; ``s_next`` is -1 where an episode ended. A log of N
+    transitions with I utilities takes N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.
 ``pairs.npy``
     int64: the visited pairs as s * n_actions + a, ascending; ``pair`` of a record is a position in this array.
 ``starts.npy``
     int64: positions at which trajectories begin, ascending from 0. Absent if the transitions are independent.
+``repeats.npy``, ``spreads.npy``, ``initial.npy``
+    Only for a log of counts: how many transitions each record stands for (int64); the variances of reward and utilities
+    among them (1 + I doubles a record); how often an episode began in each state (int64). Each may be absent.
+
+``labels.json``
+    Only if states and actions have labels: one JSON object (ASCII) as `Labels.to_json` makes it. The header then has
+    its length and SHA-256 under ``labels``. Labels do not enter the fingerprint.
+
+Version 1, which is read as well, has the first six of the sizes, and neither ends of episodes nor counts.
 
 Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
 of that format). Reading compares it with the expected header, so it is not parsed, and nothing is unpickled. Sizes in
@@ -43,13 +51,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data.packing import INT32_MAX, begins, chunks, record_dtype
+from dpdl.data.labels import Labels
+from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
 from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json
 
-FORMAT, VERSION = "dpdl dataset", 1
+FORMAT, VERSION = "dpdl dataset", 2
 HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
+REPEATS, SPREADS, INITIAL = "repeats.npy", "spreads.npy", "initial.npy"
+LABELS = "labels.json"
 
 #: A header is read into memory, so its length is bounded, and so is the number of utilities, whose scales it lists.
 LARGEST_HEADER = 1 << 24
@@ -60,7 +71,19 @@ LARGEST_FILE = 2**63 - 1
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers that determine the length of every file."""
+    """Numbers that determine the length of every file.
+
+    Attributes
+    ----------
+    n_records, n_states, n_actions, n_utilities, n_pairs : int
+        Lengths.
+    n_trajectories : int or None
+        None if the transitions are independent.
+    n_transitions : int or None
+        How many transitions the records stand for; None if each is one.
+    spreads, initial : bool
+        Whether there are variances within records, and counts of initial states.
+    """
 
     n_records: int
     n_states: int
@@ -68,6 +91,9 @@ class Sizes:
     n_utilities: int
     n_pairs: int
     n_trajectories: int | None
+    n_transitions: int | None = None
+    spreads: bool = False
+    initial: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -77,12 +103,15 @@ class Sizes:
             ("n_records", 1, LARGEST_FILE),
             ("n_pairs", 1, INT32_MAX),
             ("n_trajectories", 1, LARGEST_FILE),
+            ("n_transitions", self.n_records, LARGEST_FILE),
         ):
             value = getattr(self, name)
-            if value is None and name == "n_trajectories":
+            if value is None and name in ("n_trajectories", "n_transitions"):
                 continue
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} must be a whole number between {least} and {most}, got {value!r}")
+        for name in ("spreads", "initial"):
+            check.flag(name, getattr(self, name))
         if self.n_pairs > min(self.n_records, self.n_states * self.n_actions):
             raise ValueError(f"n_pairs = {self.n_pairs} exceeds n_records or n_states * n_actions")
         if (self.n_trajectories or 1) > self.n_records:
@@ -96,7 +125,18 @@ class Sizes:
         found = {RECORDS: (record_dtype(self.n_utilities), self.n_records), PAIRS: (np.dtype("<i8"), self.n_pairs)}
         if self.n_trajectories is not None:
             found[STARTS] = (np.dtype("<i8"), self.n_trajectories)
+        if self.n_transitions is not None:
+            found[REPEATS] = (np.dtype("<i8"), self.n_records)
+        if self.spreads:
+            found[SPREADS] = (spread_dtype(self.n_utilities), self.n_records)
+        if self.initial:
+            found[INITIAL] = (np.dtype("<i8"), self.n_states)
         return found
+
+    def described(self) -> dict[str, Any]:
+        """The sizes that differ from those of an ordinary log, by name: the same in every version of the format."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     def length(self, name: str) -> int:
         """Bytes of a file."""
@@ -111,11 +151,12 @@ class Header:
     sizes: Sizes
     units: Units
     sums: Mapping[str, str]
+    labels: Mapping[str, Any] | None = None  # "bytes" and "sha256" of labels.json
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the sizes, the units and the sums of the arrays; it does not depend on the format's version."""
-        content = [asdict(self.sizes), self.units.to_json(), dict(self.sums)]
+        content = [self.sizes.described(), self.units.to_json(), dict(self.sums)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def text(self) -> bytes:
@@ -127,6 +168,7 @@ class Header:
             **asdict(self.sizes),
             "units": self.units.to_json(),
             "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
+            **({} if self.labels is None else {"labels": dict(self.labels)}),
             "checksum": blank,
         }
         raw = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
@@ -138,15 +180,21 @@ class Header:
         content = parse_json(raw)
         if not is_header(content):
             raise ValueError("it is not the header of a dpdl data set")
-        if content.get("version") != VERSION or type(content["version"]) is not int:
-            raise ValueError(f"its version is {content.get('version')!r}, and this dpdl reads version {VERSION}")
+        version = content.get("version")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise ValueError(f"its version is {version!r}, and this dpdl reads versions 1 to {VERSION}")
         checksum = content.get("checksum")
         if not isinstance(checksum, str) or not is_sha256(checksum):
             raise ValueError("it has no checksum")
         if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
             raise ValueError("its checksum is wrong: the file is damaged")
-        names = [field.name for field in fields(Sizes)]
+        names = [field.name for field in fields(Sizes)][: 6 if version == 1 else None]
+        labels = content.pop("labels", None)
         expect_names("the header", content, {"format", "version", "checksum", "units", "files", *names})
+        if labels is not None:
+            expect_names("labels", labels, {"bytes", "sha256"})
+            if type(labels["bytes"]) is not int or not is_sha256(labels["sha256"]):
+                raise ValueError(f"labels must have a number of bytes and a SHA-256, got {labels}")
         sizes, files = Sizes(**{name: content[name] for name in names}), content["files"]
         expect_names("files", files, set(sizes.arrays))
         for name in sizes.arrays:
@@ -156,7 +204,7 @@ class Header:
                     f"files[{name!r}] must have {sizes.length(name)} bytes and a SHA-256, got {files[name]}"
                 )
         units = parse_units(content["units"], sizes.n_utilities)
-        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays})
+        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
 
 
 def is_header(content: Any) -> bool:
@@ -173,6 +221,7 @@ class Stored(NamedTuple):
     header: Header
     arrays: Mapping[str, NDArray[Any]]
     counts: NDArray[np.int64]
+    labels: Labels | None
 
 
 def is_replaceable(path: Path) -> bool:
@@ -183,7 +232,8 @@ def is_replaceable(path: Path) -> bool:
         files = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
     if not files:
         return True
-    if HEADER not in files or not files.keys() <= {HEADER, RECORDS, PAIRS, STARTS} or not all(files.values()):
+    known = {HEADER, RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL, LABELS}
+    if HEADER not in files or not files.keys() <= known or not all(files.values()):
         return False
     try:  # a data set of any version, perhaps damaged
         with Folder(path) as folder:
@@ -192,20 +242,26 @@ def is_replaceable(path: Path) -> bool:
         return False
 
 
-def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
+def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: Labels | None, *, overwrite: bool) -> None:
     """Write a data set, its arrays given in chunks, to a folder atomically."""
+    named = None if labels is None else json.dumps(labels.to_json()).encode("ascii")
     with replacing(path, overwrite, is_replaceable) as folder, naming_the_target(path):
-        write(folder, sizes, units, arrays)
+        write(folder, sizes, units, arrays, named)
 
 
-def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays) -> None:
+def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: bytes | None = None) -> None:
     """Write the files of a data set; chunks may be read from the files that are being overwritten."""
     sums = {}
     for name, (dtype, n) in sizes.arrays.items():
         with open(folder / name, "r+b" if (folder / name).exists() else "xb") as file:
             sums[name] = _write_array(dtype, n, arrays[name], file.write)
         sync(folder / name)
-    (folder / HEADER).write_bytes(Header(sizes, units, sums).text())
+    named = None
+    if labels is not None:
+        named = {"bytes": len(labels), "sha256": hashlib.sha256(labels).hexdigest()}
+        (folder / LABELS).write_bytes(labels)
+        sync(folder / LABELS)
+    (folder / HEADER).write_bytes(Header(sizes, units, sums, named).text())
     sync(folder / HEADER)
 
 
@@ -216,13 +272,15 @@ def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     """Open a folder and check its contents; `verify=False` skips the SHA-256 of the arrays."""
-    header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
+    header, arrays, labels = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
     counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
+    if sizes.n_transitions is not None and int(counts.sum()) != sizes.n_transitions:
+        raise ValueError(f"{path / REPEATS}: repeats sum to {counts.sum()}, {HEADER} says {sizes.n_transitions}")
     if not counts.all():
         unvisited = int(np.argmin(counts))
         raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} occurs in no record")
-    return Stored(header, arrays, counts)
+    return Stored(header, arrays, counts, labels)
 
 
 def inspect(
@@ -237,10 +295,13 @@ def inspect(
     The core checks nothing, so every log is checked here, after it was copied or mapped read-only. The SHA-256 of each
     array in `sums` is compared as well. Messages begin with ``label(name)``.
     """
-    records = _Records(n_states, n_actions, arrays[PAIRS], arrays.get(STARTS))
+    records = _Records(n_states, n_actions, arrays)
     checks = {
         PAIRS: _Ascending("pairs", n_states * n_actions).check_part,
         STARTS: _Ascending("starts", len(arrays[RECORDS])).check_part,
+        REPEATS: partial(_check_numbers, "repeats", 1, LARGEST_FILE),
+        SPREADS: _check_spreads,
+        INITIAL: partial(_check_numbers, "initial", 0, LARGEST_FILE),
         RECORDS: records.check_part,
     }
     for name in (name for name in checks if name in arrays):
@@ -278,19 +339,40 @@ def _raw(array: NDArray[Any]) -> memoryview:
     return array.view(np.uint8).data
 
 
-def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]]]:
-    """Read the header and the arrays; all files are opened first, so that none can be removed meanwhile."""
+def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]], Labels | None]:
+    """Read the header, the arrays and the labels; all files are opened first, so that none can be removed meanwhile."""
     raw = _header_bytes(folder)
     try:
         header = Header.parse(raw)
     except ValueError as error:
         raise ValueError(f"{folder.path / HEADER}: {error}") from None
     with ExitStack() as stack:
-        streams = {name: stack.enter_context(_opened(folder, name)) for name in header.sizes.arrays}
-        return header, {
+        names = [*header.sizes.arrays, *([] if header.labels is None else [LABELS])]
+        streams = {name: stack.enter_context(_opened(folder, name)) for name in names}
+        arrays = {
             name: _read_array(folder.path / name, streams[name], *described, mmap)
             for name, described in header.sizes.arrays.items()
         }
+        return header, arrays, _read_labels(folder.path / LABELS, streams.get(LABELS), header)
+
+
+def _read_labels(file: Path, stream: BufferedReader | None, header: Header) -> Labels | None:
+    if stream is None or header.labels is None:
+        return None
+    length, expected = os.fstat(stream.fileno()).st_size, header.labels["bytes"]
+    if length != expected:
+        raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
+    raw = stream.read()
+    if hashlib.sha256(raw).hexdigest() != header.labels["sha256"]:
+        raise ValueError(f"{file}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+    try:
+        labels = Labels.from_json(parse_json(raw))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    found, sizes = (len(labels.states), len(labels.actions)), (header.sizes.n_states, header.sizes.n_actions)
+    if found != sizes:
+        raise ValueError(f"{file}: it names {found[0]} states and {found[1]} actions, {HEADER} says {sizes}")
+    return labels
 
 
 def _header_bytes(folder: Folder) -> bytes:
@@ -361,25 +443,37 @@ class _Ascending:
         self.previous = int(part[-1])
 
 
+def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], first: int) -> None:
+    """Check that numbers lie in a closed interval; the negation makes a NaN fail as well."""
+    if part.size and not (part.min() >= least and part.max() <= most):
+        check.numbers_array(name, part, at_least=least, at_most=most, first=first)
+
+
+def _check_spreads(part: NDArray[Any], first: int) -> None:
+    for name in ("r", "u"):  # a number in [-1, 1] has a variance of at most 1
+        _check_numbers(f"variance of {name}", 0, 1, part[name], first)
+
+
 class _Records:
     """Checks records: every index in range, every number in [-1, 1], trajectories unbroken."""
 
-    def __init__(
-        self, n_states: int, n_actions: int, pairs: NDArray[np.int64], starts: NDArray[np.int64] | None
-    ) -> None:
-        self.n_states, self.n_actions, self.pairs, self.starts = n_states, n_actions, pairs, starts
-        self.counts = np.zeros(len(pairs), dtype=np.int64)
+    def __init__(self, n_states: int, n_actions: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.n_states, self.n_actions, self.pairs = n_states, n_actions, arrays[PAIRS]
+        self.starts, self.repeats = arrays.get(STARTS), arrays.get(REPEATS)
+        self.counts = np.zeros(len(self.pairs), dtype=np.int64)
         self.previous: int | None = None
 
     def check_part(self, part: NDArray[Any], first: int) -> None:
         for name, bound in (("pair", len(self.pairs)), ("s_next", self.n_states)):
-            if part[name].min() < 0 or part[name].max() >= bound:
-                check.indices(name, part[name], bound, first=first)
+            least = ENDED if name == "s_next" else 0
+            if part[name].min() < least or part[name].max() >= bound:
+                check.indices(name, part[name], bound, first=first, unread=part[name] == ENDED if least else None)
         for name in ("r", "u"):
-            # The negation makes a NaN fail as well. `numbers_array` is slower and only makes the message.
-            if part[name].size and not (part[name].min() >= -1 and part[name].max() <= 1):
-                check.numbers_array(name, part[name], at_least=-1, at_most=1, first=first)
-        self.counts += np.bincount(part["pair"], minlength=len(self.counts))
+            _check_numbers(name, -1, 1, part[name], first)
+        if self.repeats is None:
+            self.counts += np.bincount(part["pair"], minlength=len(self.counts))
+        else:
+            np.add.at(self.counts, part["pair"], self.repeats[first : first + len(part)])
         if self.starts is not None:
             inside = slice(*np.searchsorted(self.starts, [first, first + len(part)]))
             s = (self.pairs[part["pair"]] // self.n_actions).astype(np.int32)

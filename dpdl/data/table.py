@@ -37,6 +37,8 @@ class Columns:
         Rows after which nothing follows.
     starts : int64 array or None
         Where trajectories begin; None if the rows are independent transitions.
+    initial : int64 array, shape (S,), or None
+        How often an episode began in each state, if rows were left out so that `starts` does not show it.
     labels : Labels
         Labels of states and actions.
     names : tuple of str
@@ -54,6 +56,7 @@ class Columns:
     costs: NDArray[np.float64]
     terminated: Mask
     starts: NDArray[np.int64] | None
+    initial: NDArray[np.int64] | None
     labels: Labels
     names: tuple[str, ...]
     limits: tuple[float, ...]
@@ -130,7 +133,8 @@ def _read(columns: dict[str, Column], roles: _Roles, limits: dict[str, float], *
     if disorder is not None:
         raise disorder
     notes = faults.notes()
-    keep = ~faults.any & rows.placed(roles, faults, notes)
+    placed = rows.placed(roles, faults, notes)
+    keep = ~faults.any & placed
     s = state.codes[:n]
     if roles.next_state is not None:
         s_next = state.codes[n:]
@@ -155,6 +159,7 @@ def _read(columns: dict[str, Column], roles: _Roles, limits: dict[str, float], *
         costs=np.stack(costs, axis=1)[kept] if costs else np.empty((len(kept), 0)),
         terminated=terminated[kept],
         starts=starts,
+        initial=rows.initial(s, used[n_none:], keep, placed, starts),
         labels=Labels((state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions)),
         names=tuple(limits),
         limits=tuple(limits.values()),
@@ -267,8 +272,8 @@ class _Rows:
     ----------
     order : array
         The rows, episode after episode.
-    last : bool array
-        By row, whether it is the last of its episode.
+    first, last : bool array
+        By row, whether it is the first or the last of its episode.
     group : int array or None
         By row, the number of its episode, if a column says which it is.
     independent : bool
@@ -276,6 +281,7 @@ class _Rows:
     """
 
     order: NDArray[np.intp]
+    first: Mask
     last: Mask
     group: Codes | None = None
     independent: bool = False
@@ -288,12 +294,11 @@ class _Rows:
         n = faults.n
         if groups is None:
             if not roles.in_row_order:
-                return cls(np.arange(n), np.ones(n, dtype=bool), independent=True)
+                return cls(np.arange(n), *np.ones((2, n), dtype=bool), independent=True)
             # Where it is not known whether a row ends its episode, nothing is concluded from the row after it.
             unknown = faults.of(*(one for one in (roles.terminated, roles.truncated) if isinstance(one, str)))
-            last = flags["terminated"] | flags["truncated"] | unknown
-            last[-1] = True
-            return cls(np.arange(n), last)
+            ends = flags["terminated"] | flags["truncated"]
+            return cls(np.arange(n), np.append(True, ends[:-1]), np.append((ends | unknown)[:-1], True))
         _, firsts, group = np.unique(groups.codes, return_index=True, return_inverse=True)
         group = np.argsort(np.argsort(firsts))[group]  # by first appearance
         if times is not None:
@@ -320,9 +325,10 @@ class _Rows:
                     f"{groups.labels[groups.codes[k]]!r} go on in row {k} after row {before}; "
                     "sort the table, or pass time="
                 )
-        last = np.empty(n, dtype=bool)
-        last[order] = np.append(group[order][1:] != group[order][:-1], True)
-        return cls(order, last, group)
+        first, last = np.empty((2, n), dtype=bool)
+        changes = group[order][1:] != group[order][:-1]
+        first[order], last[order] = np.append(True, changes), np.append(changes, True)
+        return cls(order, first, last, group)
 
     def ends(self, flags: dict[str, Mask], roles: _Roles, faulty: Mask) -> Mask:
         """Return which rows end their episodes, by row."""
@@ -409,3 +415,13 @@ class _Rows:
                 "counts as truncated"
             )
         return np.flatnonzero((begins | after_gap)[kept]).astype(np.int64)
+
+    def initial(
+        self, s: Codes, used: Codes, keep: Mask, placed: Mask, starts: Codes | None
+    ) -> NDArray[np.int64] | None:
+        """How often an episode began in each of the states `used`; None if `starts` shows it, or if it is not known."""
+        first = self.first & placed
+        if starts is None or (keep[first].all() and len(starts) == np.count_nonzero(first)):
+            return None
+        known = s[first & np.isin(s, used)]
+        return np.bincount(np.searchsorted(used, known), minlength=len(used)) if len(known) else None

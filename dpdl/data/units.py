@@ -74,13 +74,28 @@ class CostLimits:
         """Check a caller's arguments."""
         gamma = check.real("gamma", gamma, above=0, below=1)
         normalised = check.flag("normalised", normalised)
-        return cls(check.numbers_array("limits", limits, shape=(n_costs,)), gamma, normalised)
+        array = np.atleast_1d(check.numbers_array("limits", limits))
+        check.check_shape("limits", array, (n_costs,))
+        return cls(array, gamma, normalised)
 
-    def slack(self, costs: ArrayLike, n: int, first: int = 0) -> NDArray[np.float64]:
-        """Write costs as utilities, not yet scaled."""
-        cost = check.numbers_array("costs", costs, shape=(n, len(self.limits)), first=first, copy=False)
+    @property
+    def rate(self) -> NDArray[np.float64]:
+        """The limits spread over time: sum_t gamma^t rate is the limit on the discounted total."""
+        return self.limits if self.normalised else self.limits * (1 - self.gamma)
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The limits on the discounted totals."""
+        return self.limits / (1 - self.gamma) if self.normalised else self.limits
+
+    def slack(
+        self, costs: NDArray[np.float64], terminated: NDArray[np.bool_] | None, first: int = 0
+    ) -> NDArray[np.float64]:
+        """Write costs as utilities, not yet scaled; see `Dataset.from_costs`."""
         with np.errstate(over="ignore"):
-            slack = (self.limits if self.normalised else self.limits * (1 - self.gamma)) - cost
+            slack = self.rate - costs
+            if terminated is not None:
+                slack[terminated] = self.total - costs[terminated]
         return check.numbers_array("limits - costs", slack, first=first, copy=False)
 
     def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:

@@ -93,17 +93,17 @@ def _check_draws(arrays: Arrays, layout: Layout) -> None:
     records, states, permutation = arrays["records_ahead"], arrays["initial_ahead"], arrays["permutation"]
     n_ahead, steps, order = len(records), int(arrays["counters"][0]), layout.settings.order
     n_records, initial = len(layout.descent), layout.inputs.initial
+    repeats = layout.descent.repeats
+    n_rows = n_records if repeats is None else len(repeats)
     _within("number of draws made ahead", n_ahead, 0, min(_core.BLOCK_SIZE, layout.settings.T - steps))
-    _within("records_ahead", records, 0, n_records - 1)
+    _within("records_ahead", records, 0, n_rows - 1)
     _within("initial_ahead", states, 0, len(initial) - 1)
     absent = np.flatnonzero(initial[states] == 0)
     if absent.size:
         raise ValueError(f"initial_ahead[{absent[0]}] = {states[absent[0]]}, which has probability zero")
-    _within("permutation", permutation, 0, n_records - 1)
-    there = np.zeros(len(permutation), dtype=bool)
-    there[permutation] = True
-    if not there.all():
-        raise ValueError("permutation holds a record twice")
+    _within("permutation", permutation, 0, n_rows - 1)
+    if len(permutation) and (np.bincount(permutation, minlength=n_rows) != (1 if repeats is None else repeats)).any():
+        raise ValueError("permutation does not hold every record as often as the log")
     position = 0 if order == "replacement" else (steps + n_ahead) % n_records
     _within("position", arrays["position"], position, position)
     expected = records.copy()

@@ -90,7 +90,7 @@ class Inputs:
         """Check a caller's arguments; the parameters are those of `learn`."""
         check.instance("dataset", dataset, Dataset)
         known = check.choices("known", known, knowable)
-        initial = check.initial_distribution(rho0, initial_states, dataset.n_states)
+        initial = dataset.initial(rho0, initial_states)
         if reference is not None:
             if n_reference is not None:
                 raise TypeError("give either n_reference or reference")
@@ -191,6 +191,7 @@ class Constants:
     V_here: float
     V_next: float
     margin: float
+    end_margin: float
     rate_V: float
     rate_lam: float
     rate_x: float
@@ -209,6 +210,7 @@ class Constants:
             V_here=-1.0,
             V_next=settings.gamma,
             margin=(1 - settings.gamma) * settings.kappa,
+            end_margin=settings.kappa,
             rate_V=settings.eta / settings.alpha_V,
             rate_lam=settings.eta / settings.alpha_lam,
             rate_x=settings.eta / settings.alpha_x,
@@ -222,13 +224,13 @@ class Constants:
         """Raise a ValueError if some logarithm could overflow within T steps.
 
         A step moves log x by at most (rate_x g + 700) c_max, where g bounds c times the advantage, log lam by
-        rate_lam w (1 + margin), and V by rate_V (1 + w), with w <= psi/(1-gamma).
+        rate_lam w (1 + kappa), and V by rate_V (1 + w), with w <= psi/(1-gamma).
         """
         w = settings.psi / (1 - settings.gamma)
-        advantage = 1 + 2 * self.radius_V + self.radius_lam * (1 + self.margin)
+        advantage = 1 + 2 * self.radius_V + self.radius_lam * (1 + self.end_margin)
         for name, step, growth in (
             ("alpha_x", self.rate_x, (self.rate_x * c_max * advantage + 700) * c_max * settings.T),
-            ("alpha_lam", self.rate_lam, self.rate_lam * w * (1 + self.margin) * settings.T),
+            ("alpha_lam", self.rate_lam, self.rate_lam * w * (1 + self.end_margin) * settings.T),
             ("alpha_V", self.rate_V, self.rate_V * (1 + w)),
         ):
             if not growth < LARGEST:
@@ -319,6 +321,8 @@ class Layout:
         descent = dataset if inputs.n_reference is None else dataset[inputs.n_reference :]
         if settings.order == "shuffle" and len(descent) > INT32_MAX:
             raise ValueError(f"order 'shuffle' is limited to {INT32_MAX} records, got {len(descent)}")
+        if settings.order == "trajectory" and descent.repeats is not None:
+            raise ValueError("order 'trajectory' needs the rows in order, and the data set is a log of counts")
         coordinates = coordinates or Coordinates.of(descent, reference)
         constants = Constants.of(settings, dataset.n_states, dataset.n_actions, dataset.n_utilities)
         constants.check_range(settings, float(coordinates.c.max()))
@@ -382,6 +386,7 @@ class Layout:
             self.settings.order,
             support.astype(np.int32),
             initial[support],
+            self.descent.repeats,
         )
 
     def start(self) -> tuple[Array, Array, Array]:

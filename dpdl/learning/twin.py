@@ -69,7 +69,8 @@ class Twin:
         k = self.settings
         s, a, s_next = (column[record] for column in self.columns)
         j = s * self.mu_hat.shape[1] + a
-        u = self.u[record] - (1 - k.gamma) * k.kappa  # u^kappa
+        # u^kappa; a row after which nothing follows also carries the margin of all later steps.
+        u = self.u[record] - (k.kappa if s_next < 0 else (1 - k.gamma) * k.kappa)
         x, lam = np.exp(self.log_x), np.exp(self.log_lam)
         self.x_sum += x
         self.V_sum += self.V
@@ -79,10 +80,12 @@ class Twin:
         w = x[j] * self.c[j]
         g_V = np.zeros_like(self.V)
         g_V[initial] += 1
-        g_V[s_next] += w * k.gamma
         g_V[s] -= w
+        if s_next >= 0:  # otherwise the episode ended, and nothing follows
+            g_V[s_next] += w * k.gamma
+        V_next = self.V[s_next] if s_next >= 0 else 0.0
         g_lam = w * u
-        g_x = (self.r[record] - self.V[s] + k.gamma * self.V[s_next] + u @ lam) * self.c[j]
+        g_x = (self.r[record] - self.V[s] + k.gamma * V_next + u @ lam) * self.c[j]
 
         # Equation (11).
         self.V = np.clip(self.V - k.eta / k.alpha_V * g_V, -k.radius_V, k.radius_V)

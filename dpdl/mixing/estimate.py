@@ -15,7 +15,7 @@ the radii, E_P(t) <= E_Q(t) + e (K_t + K_inf)/2. The least t that makes this a q
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from scipy.spatial.distance import pdist
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.packing import chunks
+from dpdl.data.packing import ENDED, chunks
 from dpdl.mixing.chain import EXACT_STATES, mixing_time_dense, stationary_of
 
 _THRESHOLD = 0.25
@@ -62,8 +62,9 @@ def estimate_mixing_time(states: Any, n_states: int | None = None, delta: float 
     Parameters
     ----------
     states : array_like of int, or Dataset
-        The states in order, wherever the first one came from; or a log of one or several trajectories. The end of one
-        trajectory and the beginning of the next are no transition.
+        The states in order, wherever the first one came from; or a log of one or several trajectories. Where the
+        record of one stops and that of the next begins is no transition, unless the episode ended there: then the
+        chain restarts in the first state of the next one.
     n_states : int, optional
         Number of states of the chain; required unless a Dataset says it.
     delta : float, optional
@@ -159,7 +160,7 @@ def _transitions(states: Any, n_states: int | None) -> tuple[Iterable[tuple[NDAr
         state = states.table // states.n_actions
         size = states.n_states
         parts = chunks(states.records, at_least=min(size, EXACT_STATES) ** 2)
-        return ((state[part["pair"]], part["s_next"]) for part in parts), size
+        return _moves(parts, state), size
     if n_states is None:
         raise TypeError("n_states must be given unless states is a Dataset")
     size = check.whole("n_states", n_states, at_least=1, at_most=2**31 - 1)
@@ -167,3 +168,15 @@ def _transitions(states: Any, n_states: int | None) -> tuple[Iterable[tuple[NDAr
     if len(path) < 2:
         raise ValueError(f"states must hold at least two states, got {len(path)}")
     return [(path[:-1], path[1:])], size
+
+
+def _moves(parts: Iterable[NDArray[Any]], state: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Where the records of a log lead from and to; the end of an episode leads to the state of the next record."""
+    waiting = np.empty(0, dtype=state.dtype)  # the state in which the previous part ended its episode
+    for part in parts:
+        here = np.concatenate([waiting, state[part["pair"]]])
+        after = np.concatenate([np.full(len(waiting), ENDED), part["s_next"]])
+        ended = np.flatnonzero(after == ENDED)
+        after[ended[ended + 1 < len(here)]] = here[ended[ended + 1 < len(here)] + 1]
+        waiting = here[-1:] if after[-1] == ENDED else here[:0]
+        yield here[: len(here) - len(waiting)], after[: len(here) - len(waiting)]

@@ -38,6 +38,8 @@ _INDISTINGUISHABLE = 1e-9
 def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
     """Return the (S, S) kernel of the states under a policy: P_pi(s, s') = sum_a pi(a|s) P(s'|s, a).
 
+    Where episodes end, the next one begins in a state drawn from rho0.
+
     Examples
     --------
     >>> P = [[[0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]
@@ -45,7 +47,7 @@ def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
     >>> behaviour_kernel(cmdp, [[0.5, 0.5], [1.0, 0.0]]).toarray().tolist()
     [[0.25, 0.75], [1.0, 0.0]]
     """
-    return _without_zeros(_choices(cmdp, policy) @ cmdp.P)
+    return _without_zeros(_choices(cmdp, policy) @ _with_restarts(cmdp))
 
 
 def pair_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
@@ -59,7 +61,14 @@ def pair_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
     >>> pair_kernel(cmdp, [[0.25, 0.75]]).toarray().tolist()
     [[0.25, 0.75], [0.25, 0.75]]
     """
-    return _without_zeros(cmdp.P @ _choices(cmdp, policy))
+    return _without_zeros(_with_restarts(cmdp) @ _choices(cmdp, policy))
+
+
+def _with_restarts(cmdp: CMDP) -> sp.csr_array:
+    """P, with the ends of episodes leading to the first state of the next one."""
+    if cmdp.ends is None:
+        return cmdp.P
+    return cmdp.P + sp.csr_array(cmdp.ends.reshape(-1, 1)) @ sp.csr_array(cmdp.rho0[None])
 
 
 def stationary(kernel: Any) -> Array:

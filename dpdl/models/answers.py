@@ -26,7 +26,7 @@ class Evaluation:
     utilities : ndarray, shape (I,)
         Expected discounted utilities J^u_i; the policy is safe if none is negative.
     occupancy : ndarray, shape (S, A)
-        Expected discounted visits, summing to 1/(1-gamma).
+        Expected discounted visits, summing to 1/(1-gamma) unless episodes end.
     """
 
     reward: float
@@ -132,14 +132,15 @@ def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLi
     'infeasible'
     """
     threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
-    answer = certified.solve(programs.largest_reward(cmdp, threshold, _caps(cmdp, psi, mu)))
-    shape = (cmdp.n_states, cmdp.n_actions)
+    closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
+    answer = certified.solve(programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape)))
     if answer is None:
         nothing = np.full(shape, np.nan)
         return Solution("infeasible", np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
-    value = evaluate(cmdp, answer.policy)
+    policy = answer.policy[: cmdp.n_states]
+    value = evaluate(cmdp, policy)
     status = "optimal" if answer.certain else "inaccurate"
-    return Solution(status, value.reward, value.utilities, value.occupancy, answer.policy)
+    return Solution(status, value.reward, value.utilities, value.occupancy, policy)
 
 
 def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -> float:
@@ -158,7 +159,8 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
     """
     if cmdp.n_utilities == 0:
         raise ValueError("cmdp has no utilities, so Slater's condition says nothing about it")
-    answer = certified.solve(programs.largest_margin(cmdp, _caps(cmdp, psi, mu)))
+    closed = cmdp.closed()
+    answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
     return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
 
 
@@ -188,35 +190,35 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     inf
     """
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
-    best = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp)))
+    closed = cmdp.closed()
+    best = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
     if best is None:
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
     reward = _shown(best, "the largest reward") - programs.TOLERANCE
     support = data.ravel() > 0
     covered = best
-    if best.q[~support].any():
-        inside = certified.solve(programs.largest_reward(cmdp, 0.0, programs.region(cmdp, np.inf, data)))
+    if best.q[: data.size][~support].any():
+        inside = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed, np.inf, data)))
         if inside is None or _shown(inside, "the largest reward that the data covers") < reward:
             return np.inf
         covered = inside
-    ratios = np.divide(covered.q, data.ravel(), where=support, out=np.zeros(data.size))
+    ratios = np.divide(covered.q[: data.size], data.ravel(), where=support, out=np.zeros(data.size))
     psi = max(1.0, float(ratios.max()))
     # The answer must be of order one in the units of the program, because HiGHS's tolerance is absolute.
     for _ in range(50):
-        answer = certified.solve(programs.least_deviation(cmdp, reward, programs.region(cmdp, psi, data)))
+        answer = certified.solve(programs.least_deviation(closed, reward, programs.region(closed, psi, data)))
         scale, psi = psi, max(1.0, psi * -_shown(answer, "the concentrability", 1e-3))
         if 0.1 * scale <= psi <= 10 * scale:
             break
     return psi
 
 
-def _caps(cmdp: Model, psi: float | None, mu: ArrayLike | None) -> Array:
+def _caps(closed: Model, psi: float | None, mu: ArrayLike | None, shape: tuple[int, ...]) -> Array:
     if (psi is None) != (mu is None):
         raise ValueError("psi and mu must be given together, or neither")
     if psi is None or mu is None:
-        return programs.region(cmdp)
-    shape = (cmdp.n_states, cmdp.n_actions)
-    return programs.region(cmdp, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
+        return programs.region(closed)
+    return programs.region(closed, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
 
 
 def _shown(answer: certified.Answer | None, what: str, within: float = 1e-6) -> float:

@@ -39,6 +39,8 @@ class CMDP(Model):
         Discount, in (0, 1).
     rho0 : array_like, shape (S,)
         Distribution of the first state.
+    ends : array_like, shape (S, A), optional
+        Probability that the episode ends after a pair: nothing follows. Each row of P sums to one together with it.
 
     Examples
     --------
@@ -83,7 +85,7 @@ class CMDP(Model):
         >>> machine.unconstrained().n_utilities
         0
         """
-        return CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0)
+        return CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0, self.ends)
 
     def slater(self, psi: float | None = None, mu: ArrayLike | None = None) -> float:
         """Return (1-gamma) times the best worst utility of a policy; see `dpdl.exact.slater`.
@@ -129,12 +131,16 @@ class CMDP(Model):
         weights = check.distribution("mu", mu, self.r.shape)
         rng = check.generator(rng)
         pairs = np.searchsorted(_cumulative(weights.reshape(1, -1))[0], rng.random(n), side="right")
-        s_next = self.P.indices[self._successor(pairs, rng.random(n))]
+        uniform = rng.random(n)
+        ended = uniform >= self._going_on[pairs]
+        s_next = self.P.indices[np.where(ended, 0, self._successor(pairs, uniform))] if self.P.nnz else np.zeros(n, int)
         s, a = np.divmod(pairs, self.n_actions)
-        return self._dataset(s, a, s_next)
+        return self._dataset(s, a, s_next, terminated=None if self.ends is None else ended)
 
     def rollout(self, n: int, policy: ArrayLike, rng: Any = None, start: int | None = None) -> Dataset:
-        """Follow a policy for `n` steps and log them in order: a data set that is one trajectory.
+        """Follow a policy for `n` steps and log them in order: one trajectory, or episodes if they end.
+
+        After the end of an episode the next one begins in a state drawn from rho0.
 
         Parameters
         ----------
@@ -161,20 +167,29 @@ class CMDP(Model):
             first = int(np.searchsorted(_cumulative(self.rho0[None])[0], rng.random(), side="right"))
         else:
             first = check.whole("start", start, at_most=self.n_states - 1)
-        states, actions = _core.rollout(
+        states, actions, ended = _core.rollout(
             n,
             first,
             _cumulative(probabilities),
             self.P.indptr.astype(np.int64),
             self.P.indices.astype(np.int32),
             self._row_cdf,
+            self._going_on,
+            _cumulative(self.rho0[None])[0],
             rng.bit_generator,
         )
-        return self._dataset(states[:-1], actions, states[1:], starts=[0])
+        if self.ends is None:
+            return self._dataset(states[:-1], actions, states[1:], starts=[0])
+        return self._dataset(states[:-1], actions, states[1:], terminated=ended, truncated=np.zeros(n, dtype=bool))
+
+    @cached_property
+    def _going_on(self) -> Array:
+        """Probability of each pair that the episode goes on; one, or above every uniform number, if it always does."""
+        return np.ones(self.r.size) if self.ends is None else 1 - self.ends.ravel()
 
     @cached_property
     def _row_cdf(self) -> Array:
-        """Cumulative probabilities within each row of P, the last of each row exactly one.
+        """Cumulative probabilities within each row of P, the last of each row no less than `_going_on`.
 
         Summed position by position in all rows that are long enough, longest first: a running sum over all of
         P, less its value at each row's start, would lose digits as P grows.
@@ -186,7 +201,7 @@ class CMDP(Model):
         for position in range(1, int(lengths[0])):
             entry = starts[: np.searchsorted(-lengths, -position)] + position
             cdf[entry] += cdf[entry - 1]
-        cdf[self.P.indptr[1:] - 1] = 1.0
+        cdf[self.P.indptr[1:][np.diff(self.P.indptr) > 0] - 1] = 1.0
         return check.frozen(np.minimum(cdf, 1.0))
 
     def _successor(self, pairs: NDArray[np.intp], uniform: Array) -> NDArray[np.intp]:
@@ -195,7 +210,7 @@ class CMDP(Model):
         A binary search in all rows at once. Invariant: the entry sought lies in low .. high.
         """
         low = self.P.indptr[pairs].astype(np.intp)
-        high = self.P.indptr[pairs + 1].astype(np.intp) - 1
+        high = np.maximum(low, self.P.indptr[pairs + 1].astype(np.intp) - 1)
         while np.any(low < high):
             middle = (low + high) // 2
             beyond = self._row_cdf[middle] <= uniform

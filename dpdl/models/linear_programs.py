@@ -10,6 +10,8 @@ These equations imply ``sum q = 1``. With gamma close to one their right-hand si
 largest one. The deviation region D(psi) is ``q <= caps`` and ``sum q/caps <= N`` with ``caps = psi mu``; the unknowns
 that HiGHS sees are multiples of min(1, caps), so that no coefficient grows with 1/mu.
 
+Where episodes end, the model is `Model.closed`: its last state, the end, is neither capped nor counted by N.
+
 `dpdl.models.certified` evaluates what HiGHS returns by `Program.value`, `excess` and `bound`, which are computed from
 the model itself.
 """
@@ -102,18 +104,27 @@ def value_drop(cmdp: Model, V: Array) -> Array:
     """Return A V, computed from differences of V."""
     away, own = sp.coo_array(moves(cmdp)), np.repeat(V, cmdp.n_actions)
     change = np.bincount(away.row, weights=away.data * (own[away.row] - V[away.col]), minlength=len(own))
-    return (1 - cmdp.gamma) * own + change
+    return ending(cmdp) * own + change
+
+
+def ending(cmdp: Model) -> Array:
+    """Return by how much the inflow from each pair falls short of its mass: 1 - gamma, and gamma times its ends."""
+    return np.full(cmdp.r.size, 1 - cmdp.gamma) + (0.0 if cmdp.ends is None else cmdp.gamma * cmdp.ends.ravel())
 
 
 # ---- The programs ----
 
 
 def region(cmdp: Model, psi: float | None = None, mu: Array | None = None) -> Array:
-    """Return the caps of D(psi) around mu: infinite without `mu`, and on its support when psi is infinite."""
+    """Return the caps of D(psi) around mu: infinite without `mu`, and on its support when psi is infinite.
+
+    The caps of a closed model, whose `mu` has the states of the problem only, allow one action in the end.
+    """
+    end = np.append(np.inf, np.zeros(cmdp.n_actions - 1)) if cmdp.has_end else []
     if mu is None or psi is None:
-        return np.full(cmdp.r.size, np.inf)
+        return np.append(np.full(cmdp.r.size - len(end), np.inf), end)
     caps = np.multiply(psi, mu.ravel(), where=mu.ravel() > 0, out=np.zeros(mu.size))
-    return np.where(caps >= SMALLEST_CAP, caps, 0.0)
+    return np.append(np.where(caps >= SMALLEST_CAP, caps, 0.0), end)
 
 
 def largest_reward(cmdp: Model, threshold: float, caps: Array) -> Program:
@@ -173,7 +184,7 @@ def _share(cmdp: Model, caps: Array) -> tuple[Array, float]:
 
 def sparsity(cmdp: Model) -> int:
     """Return calligraphic N of a model."""
-    return theory.sparsity(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities)
+    return theory.sparsity(cmdp.n_states - cmdp.has_end, cmdp.n_actions, cmdp.n_utilities)
 
 
 # ---- Solving them by HiGHS ----
@@ -241,7 +252,7 @@ def penalised_margin(cmdp: Model, caps: Array, radius: float) -> Margin:
 def flow_matrix(cmdp: Model) -> sp.csc_array:
     """Return A' as an (S, S A) sparse matrix: outflow less inflow of each state."""
     away, pairs = moves(cmdp), np.arange(cmdp.r.size)
-    leaving = (1 - cmdp.gamma) + np.asarray(away.sum(axis=1)).ravel()
+    leaving = ending(cmdp) + np.asarray(away.sum(axis=1)).ravel()
     outflow = sp.csc_array((leaving, (pairs // cmdp.n_actions, pairs)), shape=away.shape[::-1])
     return sp.csc_array(outflow - away.T)
 

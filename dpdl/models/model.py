@@ -21,17 +21,25 @@ class Model:
     u: Array
     gamma: float
     rho0: Array
+    ends: Array | None
     _entries: tuple[Array, NDArray[Any], NDArray[Any]]  # data, indices and indptr of P
 
-    def __init__(self, P: Any, r: ArrayLike, u: ArrayLike, gamma: float, rho0: ArrayLike) -> None:
-        matrix, totals = _transitions(P)
+    def __init__(
+        self, P: Any, r: ArrayLike, u: ArrayLike, gamma: float, rho0: ArrayLike, ends: ArrayLike | None = None
+    ) -> None:
+        matrix, ends, totals = _transitions(P, ends)
         matrix.data /= np.repeat(totals, np.diff(matrix.indptr))
+        if ends is not None:
+            ends = ends / totals.reshape(ends.shape)
         initial = check.distribution("rho0", rho0, (matrix.shape[1],))
-        self._fill(matrix, r, u, gamma, initial / initial.sum())
+        self._fill(matrix, r, u, gamma, initial / initial.sum(), ends)
 
-    def _fill(self, matrix: sp.csr_array, r: ArrayLike, u: ArrayLike, gamma: float, rho0: Array) -> None:
+    def _fill(
+        self, matrix: sp.csr_array, r: ArrayLike, u: ArrayLike, gamma: float, rho0: Array, ends: Array | None
+    ) -> None:
         shape = (matrix.shape[1], matrix.shape[0] // matrix.shape[1])
         fields = {
+            "ends": None if ends is None else check.frozen(ends),
             "r": check.frozen(check.numbers_array("r", r, shape=shape, at_least=-1, at_most=1)),
             "u": check.frozen(check.numbers_array("u", u, shape=(None, *shape), at_least=-1, at_most=1)),
             "rho0": check.frozen(rho0),
@@ -50,13 +58,38 @@ class Model:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("P", "r", "u", "gamma", "rho0")}
+        return {name: getattr(self, name) for name in ("P", "r", "u", "gamma", "rho0", "ends")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Check what was unpickled as the constructor does, but scale nothing again: it is the same to the last bit."""
-        matrix, _ = _transitions(state["P"])
+        matrix, ends, _ = _transitions(state["P"], state["ends"])
         initial = check.distribution("rho0", state["rho0"], (matrix.shape[1],))
-        self._fill(matrix, state["r"], state["u"], state["gamma"], initial)
+        self._fill(matrix, state["r"], state["u"], state["gamma"], initial, ends)
+
+    def closed(self) -> Model:
+        """The same problem without ends of episodes: they lead to one more state, the last, where nothing happens.
+
+        Exact answers are computed on it, because the occupancies of a model without ends sum to 1/(1-gamma).
+        """
+        if self.ends is None:
+            return self
+        P, (S, A) = self.P, self.r.shape
+        stay = sp.csr_array((np.ones(A), (np.arange(A), np.full(A, S))), shape=(A, S + 1))
+        closed = Closed.__new__(Closed)
+        closed._fill(
+            sp.csr_array(sp.vstack([sp.hstack([P, sp.csr_array(self.ends.reshape(-1, 1))]), stay])),
+            np.append(self.r, np.zeros((1, A)), axis=0),
+            np.append(self.u, np.zeros((self.n_utilities, 1, A)), axis=1),
+            self.gamma,
+            np.append(self.rho0, 0.0),
+            None,
+        )
+        return closed
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the last state is the end of episodes, and not one of the problem's."""
+        return False
 
     @property
     def P(self) -> sp.csr_array:
@@ -85,8 +118,17 @@ class Model:
         return self.u.shape[0]
 
 
-def _transitions(P: Any) -> tuple[sp.csr_array, Array]:
-    """Check transition probabilities, and return them as an (S*A, S) sparse array with the sums of its rows."""
+class Closed(Model):
+    """A model whose last state is the end of episodes."""
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the last state is the end of episodes, and not one of the problem's."""
+        return True
+
+
+def _transitions(P: Any, ends: ArrayLike | None) -> tuple[sp.csr_array, Array | None, Array]:
+    """Check transition probabilities and those of ends; return them with the sum of each row of both together."""
     if sp.issparse(P):
         if P.ndim != 2 or 0 in P.shape or P.shape[0] % P.shape[1]:
             raise ValueError(f"P must have shape (S*A, S), got {P.shape}")
@@ -107,8 +149,14 @@ def _transitions(P: Any) -> tuple[sp.csr_array, Array]:
         raise ValueError(f"P[{s}, {a}, {matrix.indices[wrong[0]]}] = {value!r} must be finite and >= 0")
     matrix.eliminate_zeros()
     totals = np.asarray(matrix.sum(axis=1))
+    ended = None
+    if ends is not None:
+        ended = check.numbers_array("ends", ends, shape=(n_states, n_actions), at_least=0, at_most=1)
+        totals = totals + ended.ravel()
     wrong = np.flatnonzero(abs(totals - 1) > check.SUM_TOLERANCE)
     if wrong.size:
         s, a = divmod(int(wrong[0]), n_actions)
-        raise ValueError(f"P[{s}, {a}] must sum to 1, got {totals[wrong[0]]:.12g}")
-    return matrix, totals
+        with_ends = "" if ended is None else f" with ends[{s}, {a}] = {ended[s, a].item()!r}"
+        hint = "; declare ends of episodes by ends=" if ended is None and totals[wrong[0]] < 1 else ""
+        raise ValueError(f"P[{s}, {a}] must sum to 1{with_ends}, got {totals[wrong[0]]:.12g}{hint}")
+    return matrix, ended if ended is not None and ended.any() else None, totals

@@ -28,14 +28,21 @@ RESIDUAL = 1e-13
 
 
 def state_occupancy(cmdp: Model, policy: Array) -> tuple[Array, float]:
-    """Return p and a bound of its error in the 1-norm; RuntimeError if no p with a small residual was found."""
+    """Return p and a bound of its error in the 1-norm; RuntimeError if no p with a small residual was found.
+
+    It sums to one unless episodes end.
+    """
     n_states, choose = cmdp.n_states, policies.choice_matrix(policy)
     start = (1 - cmdp.gamma) * cmdp.rho0
     if n_states > ELIMINATION_STATES:
+        if cmdp.ends is not None:
+            p, error = state_occupancy(cmdp.closed(), np.append(policy, policy[:1], axis=0))
+            return p[:-1], error
         return _iterate(cmdp.gamma * sp.csr_array((choose @ cmdp.P).T), start, cmdp.rho0, 1 - cmdp.gamma)
-    kernel = (choose @ moves(cmdp)).toarray()
-    p = visits(kernel, np.full(n_states, 1 - cmdp.gamma), start[None])[0]
-    return p, VISITS_ERROR
+    kernel, ends = (choose @ moves(cmdp)).toarray(), np.full(n_states, 1 - cmdp.gamma)
+    if cmdp.ends is not None:
+        ends += cmdp.gamma * (choose @ cmdp.ends.ravel())
+    return visits(kernel, ends, start[None])[0], VISITS_ERROR
 
 
 def moves(cmdp: Model) -> sp.csr_array:

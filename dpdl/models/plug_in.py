@@ -6,16 +6,26 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
+from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.data.packing import chunks
 from dpdl.models.cmdp import CMDP
 
 
-def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
+def plug_in(
+    dataset: Dataset, gamma: float, rho0: ArrayLike | None = None, *, initial_states: ArrayLike | None = None
+) -> CMDP:
     """Return the model whose probabilities and rewards are the observed frequencies and means.
 
     Pairs that the data does not show are worst-case: they pay reward and utilities -1 and never leave their
     state.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    gamma : float
+        Discount.
+    rho0, initial_states : array_like, optional
+        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
 
     Examples
     --------
@@ -25,14 +35,20 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
     >>> model.P.toarray().tolist(), model.r.tolist()
     ([[0.5, 0.5], [0.0, 1.0]], [[0.5], [-1.0]])
     """
+    check.instance("dataset", dataset, Dataset)
+    gamma = check.real("gamma", gamma, above=0, below=1)
+    check.same_discount(dataset.units.gamma, gamma)
+    initial = dataset.initial(rho0, initial_states)
     n_states, n_pairs = dataset.n_states, dataset.n_states * dataset.n_actions
     # In chunks: memory is proportional to the pairs and the distinct transitions, not to the length of the log.
-    moves, totals = sp.csr_array((n_pairs, n_states)), np.zeros((1 + dataset.n_utilities, n_pairs))
-    for part in chunks(dataset.records, at_least=n_pairs):
+    moves, totals = sp.csr_array((n_pairs, n_states + 1)), np.zeros((1 + dataset.n_utilities, n_pairs))
+    for part, repeats in dataset.parts(at_least=n_pairs):
         flat = dataset.table[part["pair"]]
-        moves += sp.coo_array((np.ones(len(flat)), (flat, part["s_next"])), shape=moves.shape).tocsr()
+        after = np.where(part["s_next"] < 0, n_states, part["s_next"])  # the last column is the end
+        weight = np.broadcast_to(np.float64(1) * repeats, flat.shape)
+        moves += sp.coo_array((weight, (flat, after)), shape=moves.shape).tocsr()
         for total, values in zip(totals, (part["r"], *part["u"].T), strict=True):
-            total += np.bincount(flat, weights=values, minlength=n_pairs)
+            total += np.bincount(flat, weights=values * repeats, minlength=n_pairs)
     counts = np.zeros(n_pairs)
     counts[dataset.pairs] = dataset.pair_counts
     unseen = np.flatnonzero(counts == 0)
@@ -41,4 +57,5 @@ def plug_in(dataset: Dataset, gamma: float, rho0: ArrayLike) -> CMDP:
     moves.data /= np.repeat(counts, np.diff(moves.indptr))
     means = np.clip(totals / counts, -1, 1)  # a mean of ones may round above one
     r, *u = means.reshape(-1, n_states, dataset.n_actions)
-    return CMDP(P=moves, r=r, u=np.reshape(u, (-1, *r.shape)), gamma=gamma, rho0=rho0)
+    ends = moves[:, [n_states]].toarray().reshape(r.shape) if dataset.n_ended else None
+    return CMDP(P=moves[:, :n_states], r=r, u=np.reshape(u, (-1, *r.shape)), gamma=gamma, rho0=initial, ends=ends)

@@ -1,7 +1,8 @@
 """The game that DPDL plays, solved exactly on a known model.
 
 With occupancy nu = Wx, W = diag(mu / mu_hat), A[(s, a), s'] = 1[s = s'] - gamma P(s' | s, a) and the
-utilities u_i^kappa = u_i - (1-gamma) kappa as the rows of U_kappa, the Lagrangian is
+utilities u_i^kappa = u_i - (1-gamma) kappa as the rows of U_kappa (where episodes end, with probability e, the factor
+of kappa is 1 - gamma + gamma e, so that <nu, u_i^kappa> = J^u_i - kappa), the Lagrangian is
 
     L_w(V, lam, x) = <rho0, V> + <Wx, r - A V + U_kappa' lam>
 
@@ -45,7 +46,7 @@ def lagrangian_gradient(
     primal, weight = _table(cmdp, "x", x), _weight(cmdp, mu, mu_hat)
     value = check.numbers_array("V", V, shape=(cmdp.n_states,))
     multiplier = check.numbers_array("lam", lam, shape=(cmdp.n_utilities,), at_least=0)
-    utility = cmdp.u - (1 - cmdp.gamma) * check.real("kappa", kappa)
+    utility = cmdp.u - check.real("kappa", kappa) * programs.ending(cmdp).reshape(cmdp.r.shape)
     advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
     advantage += np.einsum("i,isa->sa", multiplier, utility)
     nu = weight * primal
@@ -157,7 +158,7 @@ def _maximiser(
     pairs = np.flatnonzero(weight > 0)  # x does not matter where W = 0, and zero is feasible there
     scale = np.minimum(bound, caps[pairs])
     factor = weight[pairs] * scale
-    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size)[:, pairs] - discount * kappa) * factor
+    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size) - kappa * programs.ending(cmdp))[:, pairs] * factor
     n, slacks = len(pairs), 2 * n_states + 1
     flow = radius_V * programs.flow_matrix(cmdp)[:, pairs] * factor[None]
     identity = sp.eye_array(n_states)
