@@ -29,7 +29,7 @@ from dpdl.data.labels import Labels, kind_of
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
 from dpdl.files.headers import expect_names, is_sha256, parse_json
-from dpdl.policy import sample_actions
+from dpdl.policy import draw
 
 FORMAT, VERSION = "dpdl policy", 1
 
@@ -197,12 +197,18 @@ class Policy(NDArrayOperatorsMixin):
         array([0, 1, 1])
         """
         many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
-        rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
-        used, where = np.unique(rows, return_inverse=True)
-        actions = sample_actions(self.probabilities[used], where, rng) if len(rows) else rows
+        if many and self.labels is None:
+            rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
+        else:
+            rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
+        actions = draw(self._cumulative, rows, check.generator(rng))
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
         return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
+
+    @cached_property
+    def _cumulative(self) -> Array:
+        return self.probabilities.cumsum(axis=1)
 
     @cached_property
     def _labels_of_actions(self) -> NDArray[Any]:

@@ -206,6 +206,11 @@ def test_advantages_are_those_of_the_plug_in_model():
         rows = log.s * 2 + log.a == pair
         gains = log.r[rows] + log.u[rows] @ lam + gamma * V[log.s_next[rows]] - V[pair // 2]
         np.testing.assert_allclose(advantage, 4.0 * gains.mean(), rtol=1e-12)
+    ended = np.arange(400) % 7 == 0
+    log = a_log(terminated=ended)
+    gains = log.r + log.u @ lam + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
+    means = np.bincount(log.pair, weights=gains) / log.pair_counts
+    np.testing.assert_allclose(evidence(log, gamma, V, lam).advantages, means, rtol=1e-11)
     part = log[100:150]  # shares the table of the whole log
     assert evidence(part, gamma, V, lam).counts.sum() == 50
 

@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import itertools
 import json
 import pickle
 import subprocess
@@ -336,6 +337,62 @@ def test_unknown_ends_in_row_order_conclude_nothing():
     assert log.starts.tolist() == [0, 1, 2]
 
 
+def by_hand(columns, terminated):
+    """The transitions by label, trajectory by trajectory, in plain Python; rows with missing values are dropped."""
+    episodes = {}
+    for k, name in enumerate(columns["patient"]):
+        episodes.setdefault(name, []).append({one: values[k] for one, values in columns.items()})
+    trajectories = []
+    for rows in episodes.values():
+        if any(row["day"] is None for row in rows):
+            continue
+        rows = sorted(rows, key=lambda row: row["day"])
+        unbroken = False
+        for row, after in zip(rows, [*rows[1:], None], strict=True):
+            ends = after is None if terminated is True else row["died"]
+            following = None if after is None else after["ward"]
+            if None in (row["ward"], row["gain"], ends) or not (ends or following):
+                unbroken = False
+                continue
+            trajectories += [] if unbroken else [[]]
+            trajectories[-1].append((row["ward"], row["drug"], row["gain"], None if ends else following))
+            unbroken = True
+    return trajectories
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_plain_python(seed):
+    rng = np.random.default_rng(seed)
+    n, terminated = int(rng.integers(5, 60)), rng.choice(["died", True])
+    columns = {
+        "patient": rng.integers(6, size=n).tolist(),
+        "day": rng.permutation(n).tolist(),
+        "ward": rng.choice(["a", "b", "c", "d"], size=n).tolist(),
+        "drug": rng.choice(["x", "y"], size=n).tolist(),
+        "gain": rng.normal(size=n).tolist(),
+        "died": [False] * n,
+    }
+    for name in set(columns["patient"]):
+        last = max((k for k in range(n) if columns["patient"][k] == name), key=lambda k: columns["day"][k])
+        columns["died"][last] = bool(rng.integers(2))
+    for name, share in (("ward", 0.1), ("gain", 0.1), ("died", 0.05), ("day", 0.01)):
+        for k in np.flatnonzero(rng.random(n) < share):
+            columns[name][k] = None
+    terminated = True if terminated == "True" else "died"
+    if terminated is True:
+        del columns["died"]
+    log = read(columns, **NAMES, episode="patient", time="day", terminated=terminated, missing="drop")
+    states, actions = log.labels.states, log.labels.actions
+    rows = [
+        (states[s], actions[a], r, states[s_next] if s_next >= 0 else None)
+        for s, a, r, s_next in zip(log.s, log.a, log.r, log.s_next, strict=True)
+    ]
+    bounds = [*log.starts, len(rows)]
+    found = [rows[first:last] for first, last in itertools.pairwise(bounds)]
+    assert found == by_hand(columns, terminated)
+    assert (log.terminated == (log.s_next < 0)).all()
+
+
 def text(path, *lines):
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -648,6 +705,8 @@ def malformed():
     twice = pd.DataFrame(TABLE)
     twice.columns = [*twice.columns[:-1], "gain"]
     yield case("a name twice", twice, good, ValueError, r"^the table has more than one column 'gain'$")
+    ids = np.array([2.0**60, 1, 1, 1, 1])
+    yield case("large floats", table(ward=ids), good, ValueError, r"^column 'ward' \(state\): numbers beyond 2\^53")
     finer = np.array(["2024-01-01T00:00:00.000000001"] * 5, dtype="M8[ns]")
     yield case("nanoseconds", table(ward=finer), good, ValueError, "not whole microseconds cannot be labels$")
 

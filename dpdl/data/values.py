@@ -50,8 +50,9 @@ class Faults:
         return bad
 
     def add(self, column: Column, what: str, rows: Mask) -> None:
-        """Add a fault, if it occurs."""
-        if rows.any():
+        """Add a fault, if it occurs; a column may have two roles, and its faults count once."""
+        known = any((one.name, fault) == (column.name, what) for one, fault, _ in self.found)
+        if rows.any() and not known:
             self.found.append((column, what, rows))
 
     def refuse(self, drop: bool, episode: str | None) -> None:
@@ -184,6 +185,8 @@ def _factorised(values: NDArray[Any], valid: Mask) -> Coded:
         rank[[seen[label] for label in labels]] = np.arange(len(seen))
         codes[valid] = rank[firsts] if firsts else 0
         return Coded(codes, labels)
+    if values.dtype.kind == "f" and (abs(present) > 2**53).any():
+        raise ValueError("numbers beyond 2^53 are not exact as floats: give labels as whole numbers or as text")
     distinct, positions = np.unique(present, return_inverse=True)
     codes[valid] = positions
     if distinct.dtype.kind == "f" and (distinct == np.trunc(distinct)).all():
