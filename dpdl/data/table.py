@@ -294,7 +294,7 @@ class _Rows:
         n = faults.n
         if groups is None:
             if not roles.in_row_order:
-                return cls(np.arange(n), *np.ones((2, n), dtype=bool), independent=True)
+                return cls(np.arange(n), np.ones(n, dtype=bool), np.ones(n, dtype=bool), independent=True)
             # Where it is not known whether a row ends its episode, nothing is concluded from the row after it.
             unknown = faults.of(*(one for one in (roles.terminated, roles.truncated) if isinstance(one, str)))
             ends = flags["terminated"] | flags["truncated"]
