@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
-from dpdl.data import packing, parquet_file, storage
+from dpdl.data import counts, packing, parquet_file, storage
 from dpdl.data import table as tables
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
@@ -376,6 +376,103 @@ class Dataset:
         return make(*columns, starts=starts, terminated=ended if ended.any() else None, **options)
 
     @classmethod
+    def from_counts(
+        cls,
+        s: ArrayLike,
+        a: ArrayLike,
+        s_next: ArrayLike,
+        count: ArrayLike,
+        reward: ArrayLike,
+        utilities: ArrayLike | None = None,
+        *,
+        n_states: int,
+        n_actions: int,
+        costs: ArrayLike | None = None,
+        limits: ArrayLike | None = None,
+        gamma: float | None = None,
+        normalised: bool | None = None,
+        terminated: ArrayLike | None = None,
+        reward_squares: ArrayLike | None = None,
+        utility_squares: ArrayLike | None = None,
+        cost_squares: ArrayLike | None = None,
+        initial: ArrayLike | None = None,
+        reward_scale: float = 1.0,
+        utility_scale: float | Sequence[float] = 1.0,
+    ) -> Dataset:
+        """Make a log from counts, one row for each distinct transition: what one group-by makes of a log of any length.
+
+        It stands for the log that was counted in everything but order="trajectory": its length is the sum of the
+        counts, draws are made in proportion to them, and a part of it is a random sample without replacement.
+
+        Parameters
+        ----------
+        s, a, s_next : array_like of int, shape (G,)
+            States, actions and next states. A transition may have several rows.
+        count : array_like of int, shape (G,)
+            How often each was seen.
+        reward : array_like, shape (G,)
+            Sums of rewards.
+        utilities : array_like, shape (G, I)
+            Sums of utilities; or `costs` with `limits`, `gamma` and `normalised`, as for `from_costs`.
+        terminated : array_like of bool, optional
+            Rows that ended their episode.
+        reward_squares, utility_squares or cost_squares : array_like, optional
+            Sums of squares. Without them all transitions of a row are taken to have had the same reward and utilities,
+            which is so if the group-by is by these as well; otherwise standard errors come out too small.
+        initial : array_like of int, shape (S,), optional
+            How many episodes began in each state: the default of the initial distribution.
+        n_states, n_actions, reward_scale, utility_scale
+            As for the class.
+
+        Examples
+        --------
+        >>> log = Dataset.from_counts([0, 0], [0, 1], [0, 0], [3, 1], [1.5, 1.0], [[3], [-1]], n_states=1, n_actions=2)
+        >>> len(log), log.r.tolist(), log.pair_counts.tolist()
+        (4, [0.5, 1.0], [3, 1])
+        """
+        sums = utilities if costs is None else costs
+        if sums is None or (utilities is not None and costs is not None):
+            raise TypeError("give either utilities or costs")
+        rule = None
+        if costs is not None:
+            if limits is None or gamma is None or normalised is None:
+                raise TypeError("costs need limits, gamma and normalised")
+            rule = CostLimits.of(limits, gamma, normalised)
+        elif limits is not None or cost_squares is not None:
+            raise TypeError("limits and cost_squares go with costs, not with utilities")
+        arrays, units = counts.pack(
+            s,
+            a,
+            s_next,
+            count,
+            reward,
+            sums,
+            costs=rule,
+            terminated=terminated,
+            reward_squares=reward_squares,
+            squares=utility_squares if costs is None else cost_squares,
+            initial=initial,
+            n_states=n_states,
+            n_actions=n_actions,
+            reward_scale=reward_scale,
+            utility_scale=utility_scale,
+        )
+        log = cls.__new__(cls)
+        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), int(n_states), int(n_actions), units)
+        return log
+
+    def counts(self) -> dict[str, NDArray[Any]]:
+        """Count the transitions: the columns that `from_counts` takes, sums in the caller's units.
+
+        Examples
+        --------
+        >>> log = Dataset([0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0.5, 0], [[1], [1], [0]], n_states=1, n_actions=2)
+        >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "reward")}
+        {'a': [0, 1], 'count': [2, 1], 'reward': [1.5, 0.0]}
+        """
+        return counts.tabulate(self)
+
+    @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
         """Open a log that `save` or `DatasetBuilder` has written.
 
@@ -629,9 +726,10 @@ class Dataset:
         """
         if self._initial is not None or self._begins is None:
             return self._initial
-        first = self.starts[0 if self._whole else 1 :]
-        if len(first) == 0 or (len(self._begins) == 0 and not self.n_ended):
+        first = self._begins - self._first
+        if len(first) == 0 and not self.n_ended:
             return None
+        first = np.append(np.int64(0), first) if self._whole else first
         states = self.table[self.records["pair"][first]] // self.n_actions
         return check.frozen(np.bincount(states, minlength=self.n_states))
 

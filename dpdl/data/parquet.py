@@ -33,7 +33,7 @@ from dpdl.data.parquet_file import KEY, SUM, Description, pyarrow
 BUFFER = 1 << 20
 
 Column = NDArray[Any]
-Chunk = tuple[tuple[Column, Column, Column, Column, Column], dict[str, Column | None]]
+Chunk = tuple[tuple[Column, Column, Column, Column, Column], dict[str, Column]]
 
 
 def from_parquet(
@@ -293,7 +293,9 @@ class Reader:
         else:
             columns = [self._numbers(batch, name, "real numbers") for name in self.utilities]
             u = np.column_stack(columns) if columns else np.empty((batch.num_rows, 0))
-        marks = {name: self._flags(batch, column) for name, column in self.marks.items() if name != "episode"}
+        marks: dict[str, Column] = {
+            name: self._flags(batch, column) for name, column in self.marks.items() if name != "episode"
+        }
         if "episode" in self.marks:
             marks["starts"] = self._starts(batch, self.marks["episode"])
         return (s, a, s_next, r, u), marks

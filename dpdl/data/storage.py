@@ -296,7 +296,7 @@ def inspect(
     array in `sums` is compared as well. Messages begin with ``label(name)``.
     """
     records = _Records(n_states, n_actions, arrays)
-    checks = {
+    checks: dict[str, Callable[[NDArray[Any], int], None]] = {
         PAIRS: _Ascending("pairs", n_states * n_actions).check_part,
         STARTS: _Ascending("starts", len(arrays[RECORDS])).check_part,
         REPEATS: partial(_check_numbers, "repeats", 1, LARGEST_FILE),

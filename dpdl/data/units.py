@@ -60,6 +60,12 @@ class Units:
         slack = self.utilities(values) * (1 - self.gamma if self.normalised else 1)
         return np.asarray(self.limits) - slack
 
+    def cost_limits(self) -> CostLimits | None:
+        """How costs were written as utilities; None if they were not."""
+        if self.limits is None or self.gamma is None:
+            return None
+        return CostLimits(np.array(self.limits), self.gamma, self.normalised)
+
 
 @dataclass(frozen=True)
 class CostLimits:

@@ -120,7 +120,7 @@ def region(cmdp: Model, psi: float | None = None, mu: Array | None = None) -> Ar
 
     The caps of a closed model, whose `mu` has the states of the problem only, allow one action in the end.
     """
-    end = np.append(np.inf, np.zeros(cmdp.n_actions - 1)) if cmdp.has_end else []
+    end = np.append(np.inf, np.zeros(cmdp.n_actions - 1)) if cmdp.has_end else np.empty(0)
     if mu is None or psi is None:
         return np.append(np.full(cmdp.r.size - len(end), np.inf), end)
     caps = np.multiply(psi, mu.ravel(), where=mu.ravel() > 0, out=np.zeros(mu.size))
