@@ -211,6 +211,10 @@ def test_advantages_are_those_of_the_plug_in_model():
     gains = log.r + log.u @ lam + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
     means = np.bincount(log.pair, weights=gains) / log.pair_counts
     np.testing.assert_allclose(evidence(log, gamma, V, lam).advantages, means, rtol=1e-11)
+    counted = log.counts()
+    counted = Dataset.from_counts(**counted, n_states=4, n_actions=2)
+    np.testing.assert_allclose(evidence(counted, gamma, V, lam).advantages, means, rtol=1e-11)
+    assert evidence(counted, gamma, V, lam).counts.tolist() == log.pair_counts.tolist()
     part = log[100:150]  # shares the table of the whole log
     assert evidence(part, gamma, V, lam).counts.sum() == 50
 

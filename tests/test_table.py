@@ -701,7 +701,7 @@ def malformed():
     yield case(
         "matrix", np.ones((3, 3)), good, TypeError, r"^table must be a data frame, an Arrow table, .* got ndarray$"
     )
-    yield case("lazy", pl.LazyFrame(TABLE), good, TypeError, r"got LazyFrame")
+    yield case("lazy", pl.LazyFrame(TABLE), good, TypeError, r"got LazyFrame; call its collect\(\) first$")
     twice = pd.DataFrame(TABLE)
     twice.columns = [*twice.columns[:-1], "gain"]
     yield case("a name twice", twice, good, ValueError, r"^the table has more than one column 'gain'$")

@@ -75,7 +75,7 @@ def _opened(table: Any) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
     if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
         raise TypeError(
             "table must be a data frame, an Arrow table, a dictionary of arrays, a structured array or a path, "
-            f"got {type(table).__name__}"
+            f"got {type(table).__name__}{'; call its collect() first' if hasattr(table, 'collect') else ''}"
         )
     for attribute in ("column_names", "columns"):  # of pyarrow; of pandas and polars
         if hasattr(table, attribute):
