@@ -296,7 +296,7 @@ def test_dropping_says_how_many_and_why():
     assert dropped.startswith("3 rows were left out because of missing or malformed values; ")
     assert "column 'gain' (reward): 1 not a number; column 'gain' (reward): 1 infinite" in dropped
     assert unknown == "1 row was left out, because the state in the row that follows is missing"
-    assert split.startswith("episodes are split where rows were left out (1 times)")
+    assert split.startswith("episodes are split where rows were left out (places: 1)")
 
 
 def test_a_dropped_row_is_still_the_next_state_of_the_one_before():
@@ -305,7 +305,7 @@ def test_a_dropped_row_is_still_the_next_state_of_the_one_before():
     assert [log.labels.states[k] for k in log.s] == ["b", "b", "a"]
     assert [log.labels.states[k] if k >= 0 else None for k in log.s_next] == ["a", None, "c"]
     assert log.starts.tolist() == [0, 1, 2]
-    assert any("episodes are split where rows were left out (1 times)" in note for note in log.notes)
+    assert any("episodes are split where rows were left out (places: 1)" in note for note in log.notes)
 
 
 def test_where_the_state_is_missing_the_row_before_cannot_be_used():
@@ -530,7 +530,7 @@ def malformed():
         {**good, "next_state": "then"},
         ValueError,
         r"^episodes do not chain: the next state in row 1 is 'c', but row 2, which follows in the same episode, has "
-        r"the state 'b' \(1 such rows in the table\)$",
+        r"the state 'b' \(such rows in the table: 1\)$",
     )
     yield case(
         "unsorted and not chained",

@@ -312,7 +312,7 @@ class _Rows:
                 raise ValueError(
                     f"column {roles.time!r} (time): a time must not occur twice in an episode, but rows {one} and "
                     f"{two} of episode {groups.labels[groups.codes[one]]!r} have the same time "
-                    f"({same.sum()} such rows in the table)"
+                    f"(such rows in the table: {same.sum()})"
                 )
         else:
             order = np.arange(n)
@@ -399,7 +399,7 @@ class _Rows:
             i, j = one[k], two[k]
             raise ValueError(
                 f"episodes do not chain: the next state in row {i} is {labels[s_next[i]]!r}, but row {j}, which "
-                f"follows in the same episode, has the state {labels[s[j]]!r} ({broken.sum()} such rows in the table)"
+                f"follows in the same episode, has the state {labels[s[j]]!r} (such rows in the table: {broken.sum()})"
             )
 
     def starts(self, keep: Mask, notes: list[str]) -> NDArray[np.int64] | None:
@@ -411,7 +411,7 @@ class _Rows:
         after_gap = np.append(False, ~kept[:-1]) & ~begins & kept
         if after_gap.any():
             notes.append(
-                f"episodes are split where rows were left out ({after_gap.sum()} times): the record before the gap "
+                f"episodes are split where rows were left out (places: {after_gap.sum()}): the record before the gap "
                 "counts as truncated"
             )
         return np.flatnonzero((begins | after_gap)[kept]).astype(np.int64)
