@@ -8,10 +8,12 @@ CMDP", 2022).
 from importlib.metadata import version
 
 from dpdl import exact, instances, mixing, policy, theory
+from dpdl.acting import Policy
 from dpdl.checking.slater import SlaterEstimate, estimate_slater
 from dpdl.checking.verification import Verification, verify
 from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
+from dpdl.data.labels import Labels
 from dpdl.data.parquet import from_parquet
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.data.units import Units
@@ -30,8 +32,10 @@ __all__ = [
     "CMDP",
     "Dataset",
     "DatasetBuilder",
+    "Labels",
     "Level",
     "Point",
+    "Policy",
     "Premise",
     "Reference",
     "Replicas",

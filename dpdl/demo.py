@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpdl.data.dataset import Dataset
 from dpdl.instances import GridWorld, hazard_gridworld
@@ -41,7 +42,7 @@ def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int 
     began = time.perf_counter()
     result = learn(log, settings, rho0=cmdp.rho0, rng=rng)
     seconds = time.perf_counter() - began
-    policies = {
+    policies: dict[str, ArrayLike] = {
         "behaviour (made the log)": behaviour,
         "unconstrained optimum": cmdp.unconstrained().solve().policy,
         "constrained optimum": cmdp.solve().policy,

@@ -105,14 +105,24 @@ def sample_actions(policy: ArrayLike, states: ArrayLike, rng: Any = None) -> NDA
     """
     table = _policy("policy", policy)
     rows = check.indices("states", states, table.shape[0], dtype=np.int64)
-    cumulative = table.cumsum(axis=1)
+    return draw(table.cumsum(axis=1), rows, check.generator(rng))
+
+
+def draw(cumulative: NDArray[np.float64], rows: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw an action for each row, given the cumulative probabilities; nothing is checked.
+
+    Examples
+    --------
+    >>> draw(np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([0, 1]), np.random.default_rng(0))
+    array([0, 1])
+    """
     total = cumulative[rows, -1]
     # Below the total even after rounding, so that some entry always exceeds the target.
-    target = np.minimum(check.generator(rng).random(rows.size) * total, np.nextafter(total, 0))
+    target = np.minimum(generator.random(rows.size) * total, np.nextafter(total, 0))
     # Bisection for the first entry above the target, all states at once. Invariant: it lies in low..high.
     low = np.zeros(rows.size, dtype=np.int64)
-    high = np.full(rows.size, table.shape[1] - 1, dtype=np.int64)
-    for _ in range((table.shape[1] - 1).bit_length()):
+    high = np.full(rows.size, cumulative.shape[1] - 1, dtype=np.int64)
+    for _ in range((cumulative.shape[1] - 1).bit_length()):
         middle = (low + high) // 2
         above = cumulative[rows, middle] > target
         high = np.where(above, middle, high)

@@ -13,7 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
+from dpdl.acting import Evidence, Policy, evidence
+from dpdl.data.dataset import Dataset
+from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
+from dpdl.data.units import Units
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
 
@@ -152,8 +156,8 @@ class Result:
         Average of x: the approximate (reweighted) occupancy. Computed when first used.
     V_mean, lam_mean : arrays, shapes (S,), (I,)
         Averages of the duals.
-    policy : array, shape (S, A)
-        pi(a|s) proportional to x_mean(s, a).
+    policy : Policy, shape (S, A)
+        pi(a|s) proportional to x_mean(s, a); an array that can also act, explain itself and be saved.
     last : Point
         The iterate after the last step; a `start` for another run.
     settings : Resolved
@@ -171,6 +175,12 @@ class Result:
         Further messages, for instance that the data contradicts `slater`.
     history : tuple of Level
         The levels of `learn_adaptive`; empty after `learn`.
+    units : Units or None
+        Converts rewards and utilities to the user's units.
+    labels : Labels or None
+        What states and actions are called.
+    log : Dataset or None
+        The log itself, not a copy, for `Policy.explain`. It is not pickled.
     """
 
     status: Status
@@ -189,6 +199,12 @@ class Result:
     diagnostics: dict[str, int]
     notes: tuple[str, ...] = ()
     history: tuple[Level, ...] = field(default=(), repr=False)
+    units: Units | None = field(default=None, repr=False)
+    labels: Labels | None = field(default=None, repr=False)
+    log: Dataset | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"log": None}
 
     def __post_init__(self) -> None:
         for name in ("V_mean", "lam_mean", "V", "log_lam"):
@@ -205,9 +221,15 @@ class Result:
         return check.frozen(self.x_table.dense(self.reference.n_states, self.reference.n_actions))
 
     @cached_property
-    def policy(self) -> Array:
+    def policy(self) -> Policy:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
-        return check.frozen(policies.from_occupancy(self.x_mean))
+        table = policies.from_occupancy(self.x_mean)
+        return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
+
+    def _evidence(self) -> Evidence:
+        """What the log says about each pair, at the averages of the duals."""
+        assert self.log is not None
+        return evidence(self.log, self.settings.gamma, self.V_mean, self.lam_mean)
 
     @property
     def last(self) -> Point:

@@ -16,7 +16,7 @@ LAYERS = [
     ["theory", "policy", "files"],
     ["settings"],
     ["data"],
-    ["premises"],
+    ["premises", "acting"],
     ["result", "models"],
     ["exact"],
     ["mixing"],

@@ -325,6 +325,7 @@ def test_a_problem_without_a_safe_policy_is_called_that():
     log = unsafe.sample(1000, [[0.5, 0.5]], rng=0)
     result = learn(log, gamma=0.5, psi=2, slater=0.1, T=10, rho0=[1.0], rng=0)
     assert result.notes == (
+        *log.notes,  # its utility is always negative
         "slater = 0.1 is contradicted by the data: with confidence 0.95, no policy whose occupancy is within psi = 2 "
         "of the data distribution keeps every constraint",
     )

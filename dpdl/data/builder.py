@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from io import FileIO
 from types import TracebackType
 from typing import Any, Self
@@ -134,7 +133,7 @@ class DatasetBuilder:
         """
         check.instance("units", units, Units)
         sizes = {"n_states": n_states, "n_actions": n_actions, "n_utilities": len(units.utility_scale)}
-        units = parse_units(asdict(units) | {"utility_scale": list(units.utility_scale)}, sizes["n_utilities"])
+        units = parse_units(units.to_json() | {"utility_scale": list(units.utility_scale)}, sizes["n_utilities"])
         builder = cls(path, **sizes, overwrite=overwrite)
         builder._units = units
         return builder

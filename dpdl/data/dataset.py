@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,9 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl.data import counts, packing, parquet_file, storage
+from dpdl.data import table as tables
+from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
-from dpdl.data.units import CostLimits, Units, scales
+from dpdl.data.units import CostLimits, Units, one_sided, scales
 
 
 class Dataset:
@@ -73,6 +76,11 @@ class Dataset:
         Whether the transitions are independent, one trajectory or several.
     units : Units
         Converts results to the caller's units.
+    labels : Labels or None
+        What states and actions are called (`from_table`); a saved log keeps them.
+    notes : tuple of str
+        What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken. `learn`
+        adds them to the notes of its result. They are not saved.
     initial_counts : int64 array, shape (S,), or None
         How often an episode began in each state: the default of the initial distribution. None if that is not known.
     repeats, spreads : arrays or None
@@ -93,6 +101,8 @@ class Dataset:
     n_states: int
     n_actions: int
     units: Units
+    labels: Labels | None = None
+    notes: tuple[str, ...] = ()
     path: Path | None
     # Where trajectories begin after the first record, and the number of the first record, both in the numbering of the
     # whole log, so that a part shares the array: `starts` is computed when it is first used.
@@ -137,6 +147,7 @@ class Dataset:
         # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
         arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
         self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
+        self.__dict__["notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -211,7 +222,122 @@ class Dataset:
             truncated=truncated,
             starts=starts,
         )
-        log.__dict__["units"] = units
+        log.__dict__.update(
+            units=units, notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
+        )
+        return log
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        state: str | Sequence[str],
+        action: str | Sequence[str],
+        reward: str,
+        costs: Mapping[str, float] | None = None,
+        limits: str | None = None,
+        gamma: float | None = None,
+        next_state: str | Sequence[str] | None = None,
+        episode: str | None = None,
+        time: str | None = None,
+        terminated: str | bool | None = None,
+        truncated: str | bool | None = None,
+        missing: str = "error",
+    ) -> Dataset:
+        """Make a log from a table, one row per transition, with labels for states and actions.
+
+        Rewards and costs stay in the user's units: rewards are divided by the largest, and `units` converts back.
+
+        Parameters
+        ----------
+        table : data frame, Arrow table, mapping, structured array or path
+            Anything with named columns: of pandas, polars or pyarrow, a dictionary of arrays or lists, a structured
+            array, or the path of a CSV or Parquet file, for which pyarrow is needed (``pip install 'dpdl[parquet]'``).
+        state, action : str or list of str
+            Column of labels: text, numbers, dates or anything hashable, of one kind. Several columns make a tuple.
+        reward : str
+            Column of rewards.
+        costs : mapping of str to float, optional
+            Columns of costs and their limits, ``{"icu": 0.2}``.
+        limits : {"total", "average"}
+            Needed with costs. Whether the limits bound the expected discounted total of the costs, or their discounted
+            average per step, which is (1 - gamma) times as large.
+        gamma : float
+            Needed with costs. Discount in (0, 1); the same one must be used to learn.
+        next_state : str or list of str, optional
+            Column of next states, as for `state`; its value in a row that ends its episode is not used. By default the
+            next row of the episode is the next state.
+        episode : str, optional
+            Column that is the same for all rows of an episode. Without it the rows are episodes in order if both
+            `terminated` and `truncated` are given, and independent transitions otherwise.
+        time : str, optional
+            Column of numbers or dates that sorts the rows of an episode. By default they are together and in order.
+        terminated : str or bool, optional
+            Column that says which rows ended their episode: nothing follows. True or False: the last row of every
+            episode did (unless `truncated` says otherwise), or none.
+        truncated : str or bool, optional
+            Column that says at which rows the record of an episode stops although the episode goes on. True: at the
+            last row of every episode that is not terminated. False: at none. Without `next_state`, the state after such
+            a row is not known; the row is left out, and `notes` says how many were.
+        missing : {"error", "drop"}, optional
+            Raise a ValueError that lists missing and malformed values by column and row, or leave out their rows;
+            `notes` then says how many. No transition skips a row that was left out: the episode is split there.
+
+        Returns
+        -------
+        Dataset
+            With `labels`; ``units.names`` are the names of the costs.
+
+        Examples
+        --------
+        >>> table = {"ward": ["a", "b", "a"], "drug": ["no", "yes", "no"], "gain": [1, 4, 2], "patient": [1, 1, 2]}
+        >>> log = Dataset.from_table(table, state="ward", action="drug", reward="gain", episode="patient",
+        ...                          terminated=True)
+        >>> log.labels.states, log.s_next.tolist(), log.r.tolist(), log.units.reward_scale
+        (('a', 'b'), [1, -1, -1], [0.25, 1.0, 0.5], 4.0)
+        """
+        if gamma is not None:
+            gamma = check.real("gamma", gamma, above=0, below=1)
+        if limits is not None:
+            check.choice("limits", limits, ("total", "average"))
+        if costs and (limits is None or gamma is None):
+            raise TypeError(
+                'costs need gamma= and limits=: "total" if the limits bound discounted totals, or "average" if they '
+                "bound discounted averages per step; the two differ by a factor 1/(1-gamma)"
+            )
+        found = tables.read(
+            table,
+            state=state,
+            action=action,
+            reward=reward,
+            costs=costs,
+            next_state=next_state,
+            episode=episode,
+            time=time,
+            terminated=terminated,
+            truncated=truncated,
+            missing=missing,
+        )
+        options: dict[str, Any] = {
+            "n_states": len(found.labels.states),
+            "n_actions": len(found.labels.actions),
+            "reward_scale": float(abs(found.r).max()) or 1.0,
+            "terminated": found.terminated if found.terminated.any() else None,
+            "starts": found.starts,
+        }
+        columns = (found.s, found.a, found.s_next, found.r, found.costs)
+        if not costs:
+            log = cls(*columns, **options)
+        else:
+            log = cls.from_costs(*columns, found.limits, gamma=gamma or 0.0, normalised=limits == "average", **options)
+        names = [f"cost {name!r}" for name in found.names]
+        log.__dict__.update(
+            labels=found.labels,
+            units=replace(log.units, names=found.names or None),
+            notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
+            _initial=None if found.initial is None else check.frozen(found.initial),
+        )
         return log
 
     @classmethod
@@ -378,7 +504,7 @@ class Dataset:
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
         header, log = stored.header, cls.__new__(cls)
         log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.units, folder)
-        log.__dict__.update(fingerprint=header.fingerprint)
+        log.__dict__.update(fingerprint=header.fingerprint, labels=stored.labels)
         return log
 
     def __copy__(self) -> Dataset:
@@ -393,17 +519,26 @@ class Dataset:
         """Pickle the contents as bytes, which are immutable even if the same pickle refers to them elsewhere."""
         arrays = {RECORDS: self.records, PAIRS: self.table, STARTS: self.starts} | self._of_counts()
         raw = {name: array.tobytes() for name, array in arrays.items() if array is not None}
-        return type(self)._unpickled, (raw, self.n_states, self.n_actions, self.units, self.path, self._whole)
+        more = {"labels": self.labels, "notes": self.notes}
+        return type(self)._unpickled, (raw, self.n_states, self.n_actions, self.units, self.path, self._whole, more)
 
     @classmethod
     def _unpickled(
-        cls, raw: dict[str, bytes], n_states: int, n_actions: int, units: Units, path: Path | None, whole: bool
+        cls,
+        raw: dict[str, bytes],
+        n_states: int,
+        n_actions: int,
+        units: Units,
+        path: Path | None,
+        whole: bool,
+        more: dict[str, Any],
     ) -> Dataset:
         n_utilities = len(units.utility_scale)
         types = {RECORDS: record_dtype(n_utilities), SPREADS: packing.spread_dtype(n_utilities)}
         arrays = {name: np.frombuffer(raw[name], dtype=types.get(name, np.dtype(np.int64))) for name in raw}
         log = cls.__new__(cls)
         log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units, path, whole)
+        log.__dict__.update(more)
         return log
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -424,18 +559,21 @@ class Dataset:
         ([1, 0], 'log', True)
         """
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        storage.save(target, self._sizes, self.units, self._arrays(), overwrite=overwrite)
+        storage.save(target, self._sizes, self.units, self._arrays(), self.labels, overwrite=overwrite)
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`)."""
+        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`).
+
+        Labels are not written; `save` writes them.
+        """
         parquet_file.write(self, path, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the contents: two logs are the same if and only if their fingerprints are.
 
-        It does not depend on where the log is stored. It costs nothing for a log opened from a folder, one pass
-        otherwise.
+        It does not depend on where the log is stored, nor on labels. It costs nothing for a log opened from a folder,
+        one pass otherwise.
         """
         return storage.describe(self._sizes, self.units, self._arrays()).fingerprint
 
@@ -483,8 +621,8 @@ class Dataset:
 
     def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))
-        shared = {name: getattr(self, name) for name in ("_table", "n_states", "n_actions", "units", "_initial")}
-        cut.__dict__.update(**shared, path=None, **own)
+        names = ("_table", "n_states", "n_actions", "units", "labels", "notes", "_initial")
+        cut.__dict__.update(**{name: getattr(self, name) for name in names}, path=None, **own)
         return cut
 
     def _counts_of_part(self, first: int, last: int, step: int) -> Self:

@@ -85,7 +85,7 @@ class Description:
 
     def metadata(self) -> dict[bytes, bytes]:
         """Return the description as the metadata of a file."""
-        text = json.dumps(asdict(self)).encode("ascii")
+        text = json.dumps(asdict(self) | {"units": self.units.to_json()}).encode("ascii")
         return {KEY: text, SUM: hashlib.sha256(text).hexdigest().encode("ascii")}
 
     @classmethod

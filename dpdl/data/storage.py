@@ -17,6 +17,10 @@ Version 2 of the format is a folder with these files:
     Only for a log of counts: how many transitions each record stands for (int64); the variances of reward and utilities
     among them (1 + I doubles a record); how often an episode began in each state (int64). Each may be absent.
 
+``labels.json``
+    Only if states and actions have labels: one JSON object (ASCII) as `Labels.to_json` makes it. The header then has
+    its length and SHA-256 under ``labels``. Labels do not enter the fingerprint.
+
 Version 1, which is read as well, has the first six of the sizes, and neither ends of episodes nor counts.
 
 Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
@@ -47,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
+from dpdl.data.labels import Labels
 from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
@@ -55,6 +60,7 @@ from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json
 FORMAT, VERSION = "dpdl dataset", 2
 HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
 REPEATS, SPREADS, INITIAL = "repeats.npy", "spreads.npy", "initial.npy"
+LABELS = "labels.json"
 
 #: A header is read into memory, so its length is bounded, and so is the number of utilities, whose scales it lists.
 LARGEST_HEADER = 1 << 24
@@ -145,11 +151,12 @@ class Header:
     sizes: Sizes
     units: Units
     sums: Mapping[str, str]
+    labels: Mapping[str, Any] | None = None  # "bytes" and "sha256" of labels.json
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the sizes, the units and the sums of the arrays; it does not depend on the format's version."""
-        content = [self.sizes.described(), asdict(self.units), dict(self.sums)]
+        content = [self.sizes.described(), self.units.to_json(), dict(self.sums)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def text(self) -> bytes:
@@ -159,8 +166,9 @@ class Header:
             "format": FORMAT,
             "version": VERSION,
             **asdict(self.sizes),
-            "units": asdict(self.units),
+            "units": self.units.to_json(),
             "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
+            **({} if self.labels is None else {"labels": dict(self.labels)}),
             "checksum": blank,
         }
         raw = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
@@ -181,7 +189,12 @@ class Header:
         if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
             raise ValueError("its checksum is wrong: the file is damaged")
         names = [field.name for field in fields(Sizes)][: 6 if version == 1 else None]
+        labels = content.pop("labels", None)
         expect_names("the header", content, {"format", "version", "checksum", "units", "files", *names})
+        if labels is not None:
+            expect_names("labels", labels, {"bytes", "sha256"})
+            if type(labels["bytes"]) is not int or not is_sha256(labels["sha256"]):
+                raise ValueError(f"labels must have a number of bytes and a SHA-256, got {labels}")
         sizes, files = Sizes(**{name: content[name] for name in names}), content["files"]
         expect_names("files", files, set(sizes.arrays))
         for name in sizes.arrays:
@@ -191,7 +204,7 @@ class Header:
                     f"files[{name!r}] must have {sizes.length(name)} bytes and a SHA-256, got {files[name]}"
                 )
         units = parse_units(content["units"], sizes.n_utilities)
-        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays})
+        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
 
 
 def is_header(content: Any) -> bool:
@@ -208,6 +221,7 @@ class Stored(NamedTuple):
     header: Header
     arrays: Mapping[str, NDArray[Any]]
     counts: NDArray[np.int64]
+    labels: Labels | None
 
 
 def is_replaceable(path: Path) -> bool:
@@ -218,7 +232,7 @@ def is_replaceable(path: Path) -> bool:
         files = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
     if not files:
         return True
-    known = {HEADER, RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL}
+    known = {HEADER, RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL, LABELS}
     if HEADER not in files or not files.keys() <= known or not all(files.values()):
         return False
     try:  # a data set of any version, perhaps damaged
@@ -228,20 +242,26 @@ def is_replaceable(path: Path) -> bool:
         return False
 
 
-def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, *, overwrite: bool) -> None:
+def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: Labels | None, *, overwrite: bool) -> None:
     """Write a data set, its arrays given in chunks, to a folder atomically."""
+    named = None if labels is None else json.dumps(labels.to_json()).encode("ascii")
     with replacing(path, overwrite, is_replaceable) as folder, naming_the_target(path):
-        write(folder, sizes, units, arrays)
+        write(folder, sizes, units, arrays, named)
 
 
-def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays) -> None:
+def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: bytes | None = None) -> None:
     """Write the files of a data set; chunks may be read from the files that are being overwritten."""
     sums = {}
     for name, (dtype, n) in sizes.arrays.items():
         with open(folder / name, "r+b" if (folder / name).exists() else "xb") as file:
             sums[name] = _write_array(dtype, n, arrays[name], file.write)
         sync(folder / name)
-    (folder / HEADER).write_bytes(Header(sizes, units, sums).text())
+    named = None
+    if labels is not None:
+        named = {"bytes": len(labels), "sha256": hashlib.sha256(labels).hexdigest()}
+        (folder / LABELS).write_bytes(labels)
+        sync(folder / LABELS)
+    (folder / HEADER).write_bytes(Header(sizes, units, sums, named).text())
     sync(folder / HEADER)
 
 
@@ -252,7 +272,7 @@ def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     """Open a folder and check its contents; `verify=False` skips the SHA-256 of the arrays."""
-    header, arrays = read_folder(path, partial(_read_files, mmap=mmap))
+    header, arrays, labels = read_folder(path, partial(_read_files, mmap=mmap))
     sizes = header.sizes
     counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
     if sizes.n_transitions is not None and int(counts.sum()) != sizes.n_transitions:
@@ -260,7 +280,7 @@ def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
     if not counts.all():
         unvisited = int(np.argmin(counts))
         raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} occurs in no record")
-    return Stored(header, arrays, counts)
+    return Stored(header, arrays, counts, labels)
 
 
 def inspect(
@@ -319,19 +339,40 @@ def _raw(array: NDArray[Any]) -> memoryview:
     return array.view(np.uint8).data
 
 
-def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]]]:
-    """Read the header and the arrays; all files are opened first, so that none can be removed meanwhile."""
+def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]], Labels | None]:
+    """Read the header, the arrays and the labels; all files are opened first, so that none can be removed meanwhile."""
     raw = _header_bytes(folder)
     try:
         header = Header.parse(raw)
     except ValueError as error:
         raise ValueError(f"{folder.path / HEADER}: {error}") from None
     with ExitStack() as stack:
-        streams = {name: stack.enter_context(_opened(folder, name)) for name in header.sizes.arrays}
-        return header, {
+        names = [*header.sizes.arrays, *([] if header.labels is None else [LABELS])]
+        streams = {name: stack.enter_context(_opened(folder, name)) for name in names}
+        arrays = {
             name: _read_array(folder.path / name, streams[name], *described, mmap)
             for name, described in header.sizes.arrays.items()
         }
+        return header, arrays, _read_labels(folder.path / LABELS, streams.get(LABELS), header)
+
+
+def _read_labels(file: Path, stream: BufferedReader | None, header: Header) -> Labels | None:
+    if stream is None or header.labels is None:
+        return None
+    length, expected = os.fstat(stream.fileno()).st_size, header.labels["bytes"]
+    if length != expected:
+        raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
+    raw = stream.read()
+    if hashlib.sha256(raw).hexdigest() != header.labels["sha256"]:
+        raise ValueError(f"{file}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+    try:
+        labels = Labels.from_json(parse_json(raw))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    found, sizes = (len(labels.states), len(labels.actions)), (header.sizes.n_states, header.sizes.n_actions)
+    if found != sizes:
+        raise ValueError(f"{file}: it names {found[0]} states and {found[1]} actions, {HEADER} says {sizes}")
+    return labels
 
 
 def _header_bytes(folder: Folder) -> bytes:

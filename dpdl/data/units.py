@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Units:
         Whether the limits bound (1-gamma) times the discounted sum of costs, or that sum itself.
     gamma : float or None
         Discount used to spread a discounted limit over time.
+    names : tuple of str or None
+        Names of the utilities or costs, if they have names (`Dataset.from_table`).
     """
 
     reward_scale: float
@@ -35,6 +38,12 @@ class Units:
     limits: tuple[float, ...] | None = None
     normalised: bool = False
     gamma: float | None = None
+    names: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them, for `parse_units`; `names` only if there are some."""
+        content = asdict(self)
+        return content if self.names is not None else {name: content[name] for name in content if name != "names"}
 
     def reward(self, value: float) -> float:
         """Convert an expected discounted reward J to the user's units."""
@@ -102,6 +111,29 @@ class CostLimits:
         return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
 
 
+def one_sided(u: NDArray[np.float64], names: Sequence[str], *, of_costs: bool = False) -> tuple[str, ...]:
+    """Say which constraints no policy can break, and which it can keep only where the utility is zero.
+
+    Both are legal, and both are what costs look like that were given as utilities.
+
+    Examples
+    --------
+    >>> one_sided(np.array([[0.0, 1.0], [2.0, -1.0]]), ["u[:, 0]", "u[:, 1]"])
+    ('u[:, 0] is never negative, so no policy can break its constraint; costs are given with Dataset.from_costs',)
+    """
+    hint, zero = ("", "at its limit") if of_costs else ("; costs are given with Dataset.from_costs", "zero")
+    above, below = ("above its limit", "below its limit") if of_costs else ("negative", "positive")
+    notes = []
+    for name, least, most in zip(names, u.min(axis=0), u.max(axis=0), strict=True):
+        if least >= 0 and most > 0:
+            notes.append(f"{name} is never {above}, so no policy can break its constraint{hint}")
+        elif most < 0:
+            notes.append(f"{name} is always {above}, so no policy can keep its constraint{hint}")
+        elif most == 0 and least < 0:
+            notes.append(f"{name} is never {below}, so its constraint allows only rows where it is {zero}{hint}")
+    return tuple(notes)
+
+
 def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
     """Check a positive number for all of `n` columns, or one for each."""
     if np.ndim(scale) == 0:
@@ -112,9 +144,19 @@ def scales(name: str, scale: Any, n: int) -> tuple[float, ...]:
     )
 
 
+def names_of(names: Any, n: int) -> tuple[str, ...]:
+    """Check `n` distinct names."""
+    if not isinstance(names, (list, tuple)) or len(names) != n or len({*names}) != n:
+        raise ValueError(f"names must be {n} distinct strings, got {names!r:.200}")
+    return tuple(check.text(f"names[{i}]", name) for i, name in enumerate(names))
+
+
 def parse_units(content: Any, n_utilities: int | None = None) -> Units:
     """Check units that were read from a file; `n_utilities` is by default the length of ``utility_scale``."""
-    expect_names("units", content, {field.name for field in fields(Units)})
+    known = {field.name for field in fields(Units)} - {"names"}
+    if isinstance(content, dict) and "names" in content:
+        known.add("names")
+    expect_names("units", content, known)
     limits, gamma, normalised = content["limits"], content["gamma"], content["normalised"]
     try:
         if not isinstance(content["utility_scale"], list):
@@ -128,6 +170,7 @@ def parse_units(content: Any, n_utilities: int | None = None) -> Units:
             gamma = check.real("gamma", gamma, above=0, below=1)
         reward_scale = check.real("reward_scale", content["reward_scale"], above=0)
         utility_scale = scales("utility_scale", content["utility_scale"], n_utilities)
-        return Units(reward_scale, utility_scale, limits, check.flag("normalised", normalised), gamma)
+        units = Units(reward_scale, utility_scale, limits, check.flag("normalised", normalised), gamma)
+        return units if content.get("names") is None else replace(units, names=names_of(content["names"], n_utilities))
     except (TypeError, ValueError) as error:
         raise ValueError(f"units: {error}") from None

@@ -62,7 +62,10 @@ class Run:
             premises=premises(*claims) if n_steps else (),
             guarantee=guarantee(*claims) if n_steps and status is Status.COMPLETED else None,
             diagnostics=core.diagnostics,
-            notes=self.notes,
+            notes=(*layout.dataset.notes, *self.notes),
+            units=layout.dataset.units,
+            labels=layout.dataset.labels,
+            log=layout.dataset,
         )
 
     def _averages(self) -> tuple[Array, Array, Array, Array]:

@@ -416,6 +416,7 @@ class _Plan:
             premises=premises,
             guarantee=self._guarantee(chosen.psi) if holds else None,
             history=tuple(levels),
+            log=self.dataset,
         )
 
     def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:

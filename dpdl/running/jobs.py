@@ -135,7 +135,8 @@ class Jobs:
             for k, (layout, one, seed) in enumerate(zip(self.layouts, settings, seeds, strict=True))
         ]
         try:
-            return pool.run(tasks, self.dataset, self.executor, f"{self.name}s", self.options.progress)
+            results = pool.run(tasks, self.dataset, self.executor, f"{self.name}s", self.options.progress)
+            return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
         except Exception as error:
             if self.options.checkpoint is not None:
                 error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")

@@ -1,0 +1,404 @@
+"""A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
+
+A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1), ``labels`` (null
+if there are none), ``units`` (null if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs``
+as s * n_actions + a, ``counts`` and ``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of
+the file with these 64 digits replaced by zeros. Python writes a double with as many digits as identify it, so that
+reading gives back the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, NDArray
+
+from dpdl import _validation as check
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.data.labels import Labels, kind_of
+from dpdl.data.units import Units, parse_units
+from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
+from dpdl.files.headers import expect_names, is_sha256, parse_json
+from dpdl.policy import draw
+
+FORMAT, VERSION = "dpdl policy", 1
+
+
+class Evidence(NamedTuple):
+    """What the log says about the pairs that it visits.
+
+    Attributes
+    ----------
+    pairs : int64 array
+        The pairs, as s * n_actions + a, ascending.
+    counts : int64 array
+        How often each occurs.
+    advantages : array
+        The estimated advantage of each, in the user's units of reward.
+    """
+
+    pairs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    advantages: Array
+
+
+class Policy(NDArrayOperatorsMixin):
+    """A policy: one distribution over actions per state, with what states and actions are called.
+
+    It can be used like the (S, A) array of its probabilities: indexed, compared, computed with, and it has the methods
+    of a read-only array.
+
+    Parameters
+    ----------
+    probabilities : array_like, shape (S, A)
+        One distribution per row.
+    labels : Labels, optional
+        What states and actions are called.
+    units : Units, optional
+        Units of the log that the policy was learned from.
+    evidence : Evidence, or callable that returns one, optional
+        What the log says; a callable is called when that is first needed.
+
+    Examples
+    --------
+    >>> from dpdl.data.labels import Labels
+    >>> policy = Policy([[1.0, 0.0], [0.25, 0.75]], Labels(["home", "ward"], ["rest", "drug"]))
+    >>> policy.act("home"), policy[1, 1], policy.shape
+    ('rest', np.float64(0.75), (2, 2))
+    >>> policy.explain("ward")
+    state 'ward'
+      action  probability
+      'drug'         0.75
+      'rest'         0.25
+    """
+
+    probabilities: Array
+    labels: Labels | None
+    units: Units | None
+
+    def __init__(
+        self,
+        probabilities: ArrayLike,
+        labels: Labels | None = None,
+        units: Units | None = None,
+        evidence: Evidence | Callable[[], Evidence] | None = None,
+    ) -> None:
+        table = check.numbers_array("probabilities", probabilities, shape=(None, None))
+        if table.size == 0:
+            raise ValueError(f"probabilities must have at least one state and one action, got shape {table.shape}")
+        table = check.policy_array("probabilities", table, *table.shape)
+        if labels is not None:
+            check.instance("labels", labels, Labels)
+            found = len(labels.states), len(labels.actions)
+            if found != table.shape:
+                raise ValueError(f"labels are for {found[0]} states and {found[1]} actions, got shape {table.shape}")
+        if units is not None:
+            check.instance("units", units, Units)
+        self.__dict__.update(probabilities=check.frozen(table), labels=labels, units=units, _source=evidence)
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What the log says about the pairs that it visits; None if the policy did not come from a log."""
+        found = self._source() if callable(self._source) else self._source
+        if found is None:
+            return None
+        pairs = check.indices("pairs", found[0], self.probabilities.size, dtype=np.int64)
+        if (np.diff(pairs) <= 0).any():
+            raise ValueError("pairs of the evidence must ascend")
+        counts = check.indices("counts", found[1], 2**63 - 1, shape=pairs.shape, dtype=np.int64)
+        advantages = check.numbers_array("advantages", found[2], shape=pairs.shape)
+        return Evidence(check.frozen(pairs), check.frozen(counts), check.frozen(advantages))
+
+    # The array.
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.probabilities, dtype=dtype) if copy else np.asarray(self.probabilities, dtype=dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        def plain(values: Any) -> tuple[Any, ...]:
+            return tuple(one.probabilities if isinstance(one, Policy) else one for one in values)
+
+        if "out" in options:  # read-only, so that NumPy refuses it
+            options["out"] = plain(options["out"])
+        return getattr(ufunc, method)(*plain(inputs), **options)
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.probabilities[where]
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        self.probabilities[where] = value  # raises: the array is read-only
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def __iter__(self) -> Any:
+        return iter(self.probabilities)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the array: shape, sum, round, tolist, ..."""
+        if name.startswith("_") or "probabilities" not in self.__dict__:
+            raise AttributeError(f"a Policy has no attribute {name!r}")
+        return getattr(self.probabilities, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Policy is read-only, {name} cannot be set")
+
+    def __repr__(self) -> str:
+        n_states, n_actions = self.probabilities.shape
+        return f"Policy({n_states} states, {n_actions} actions{'' if self.labels is None else ', with labels'})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the evidence only if it has been computed, because what computes it holds the log."""
+        known = self.__dict__.get("evidence", None if callable(self._source) else self._source)
+        return type(self), (self.probabilities.copy(), self.labels, self.units, known)
+
+    # Acting.
+
+    def index(self, state: Any) -> int:
+        """Index of a state given by its label or index.
+
+        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers.
+        """
+        if self.labels is None or (
+            isinstance(state, (int, np.integer)) and kind_of(self.labels.states[0]) not in ("number", "bool")
+        ):
+            n_states = len(self.probabilities)
+            return check.whole("state", state, at_most=n_states - 1)
+        return self.labels.state(state)
+
+    def act(self, state: Any, rng: np.random.Generator | int | None = None) -> Any:
+        """Draw an action in a state, or one in each of many states; actions of probability zero are never drawn.
+
+        Parameters
+        ----------
+        state : label or index, or a list or array of them
+            As for `index`. A tuple is one label.
+        rng : None, int or numpy.random.Generator, optional
+            One uniform number is consumed per state, in order.
+
+        Returns
+        -------
+        label or int, or array of them
+            The action, by its label if there are labels.
+
+        Examples
+        --------
+        >>> Policy([[1.0, 0.0], [0.0, 1.0]]).act([0, 1, 1])
+        array([0, 1, 1])
+        """
+        many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
+        if many and self.labels is None:
+            rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
+        else:
+            rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
+        actions = draw(self._cumulative, rows, check.generator(rng))
+        if self.labels is not None:
+            actions = self._labels_of_actions[actions]
+        return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
+
+    @cached_property
+    def _cumulative(self) -> Array:
+        return self.probabilities.cumsum(axis=1)
+
+    @cached_property
+    def _labels_of_actions(self) -> NDArray[Any]:
+        assert self.labels is not None
+        labels = np.fromiter(self.labels.actions, dtype=object, count=len(self.labels.actions))
+        return np.array(list(labels)) if kind_of(labels[0]) in ("number", "bool") else labels
+
+    def _names(self) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
+        if self.labels is None:
+            return tuple(map(range, self.probabilities.shape))  # type: ignore[return-value]
+        return self.labels.states, self.labels.actions
+
+    def to_table(self) -> dict[str, Any]:
+        """Return columns ``state``, ``action``, ``probability`` and, if there is evidence, ``count``: a row per pair.
+
+        Data frames of pandas and polars, and pyarrow's tables, can be made of it.
+
+        Examples
+        --------
+        >>> from dpdl.data.labels import Labels
+        >>> Policy([[0.25, 0.75]], Labels(["home"], ["rest", "drug"])).to_table()
+        {'state': ['home', 'home'], 'action': ['rest', 'drug'], 'probability': array([0.25, 0.75])}
+        """
+        states, actions = self._names()
+        found: dict[str, Any] = {
+            "state": [state for state in states for _ in actions],
+            "action": list(actions) * len(states),
+            "probability": self.probabilities.ravel().copy(),
+        }
+        if self.evidence is not None:
+            found["count"] = np.zeros(self.probabilities.size, dtype=np.int64)
+            found["count"][self.evidence.pairs] = self.evidence.counts
+        return found
+
+    def explain(self, state: Any) -> Explanation:
+        """Say what the policy does in a state, and what the log says about it.
+
+        Parameters
+        ----------
+        state : label or index
+            As for `index`.
+
+        Returns
+        -------
+        Explanation
+        """
+        row = self.index(state)
+        states, actions = self._names()
+        n_actions = len(actions)
+        counts = advantages = None
+        if self.evidence is not None:
+            counts, advantages = np.zeros(n_actions, dtype=np.int64), np.full(n_actions, np.nan)
+            here = slice(*np.searchsorted(self.evidence.pairs, [row * n_actions, (row + 1) * n_actions]))
+            where = self.evidence.pairs[here] - row * n_actions
+            counts[where], advantages[where] = self.evidence.counts[here], self.evidence.advantages[here]
+        return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages)
+
+    # Files.
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the policy to one file, for `load`; the format is documented in `dpdl.acting`.
+
+        The evidence is stored as well. The file is written atomically.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Policy([[0.1, 0.9]]).save(f"{folder}/policy.json")
+        ...     again = Policy.load(f"{folder}/policy.json")
+        >>> again.tolist()
+        [[0.1, 0.9]]
+        """
+        target = Path(os.path.realpath(check.path("path", path)))
+        if target.is_dir():
+            refuse(target, "it is a folder, and a policy is a file")
+        if not check.flag("overwrite", overwrite) and os.path.lexists(target):
+            refuse(target, "it exists already; pass overwrite=True to replace it")
+        blank, known = "0" * 64, self.evidence
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "labels": None if self.labels is None else self.labels.to_json(),
+            "units": None if self.units is None else self.units.to_json(),
+            "probabilities": self.probabilities.tolist(),
+            "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
+            "checksum": blank,
+        }
+        raw = (json.dumps(content, allow_nan=False) + "\n").encode("ascii")
+        raw = raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
+        remove_leftovers(target)
+        with naming_the_target(target), temporary_file(target) as temporary:
+            with open(temporary, "xb") as file:
+                lock(file.fileno())
+                file.write(raw)
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Read a policy that `save` wrote; a ValueError says what is wrong with the file."""
+        where = check.path("path", path)
+        raw = where.read_bytes()
+        try:
+            return cls._parsed(raw)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    @classmethod
+    def _parsed(cls, raw: bytes) -> Policy:
+        content = parse_json(raw)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("it is not a dpdl policy")
+        if content.get("version") != VERSION:
+            raise ValueError(f"its version is {content.get('version')!r:.200}, and this dpdl reads version {VERSION}")
+        checksum = str(content.get("checksum"))
+        blank = raw.replace(checksum.encode(), b"0" * 64)
+        if not is_sha256(checksum) or hashlib.sha256(blank).hexdigest() != checksum:
+            raise ValueError("its checksum is wrong: the file is damaged")
+        names = {"format", "version", "labels", "units", "probabilities", "evidence", "checksum"}
+        expect_names("the policy", content, names)
+        labels, units, evidence = content["labels"], content["units"], content["evidence"]
+        if evidence is not None:
+            expect_names("evidence", evidence, set(Evidence._fields))
+        policy = cls(
+            content["probabilities"],
+            None if labels is None else Labels.from_json(labels),
+            None if units is None else parse_units(units),
+            None if evidence is None else Evidence(**{name: np.array(evidence[name]) for name in Evidence._fields}),
+        )
+        policy.evidence  # noqa: B018  checks it
+        return policy
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What a policy does in a state, and what the log says about it.
+
+    Attributes
+    ----------
+    state : label
+        The state.
+    actions : tuple of labels
+        The actions.
+    probabilities : array
+        Probability of each action.
+    counts : int64 array or None
+        How often the log shows each action in this state; None if the policy did not come from a log.
+    advantages : array or None
+        Estimated advantage of each action, in the user's units of reward: by how much it is better, reward and priced
+        constraints together, than the value of the state. NaN where the log does not show the action.
+    """
+
+    state: Hashable
+    actions: tuple[Hashable, ...]
+    probabilities: Array
+    counts: NDArray[np.int64] | None = field(default=None)
+    advantages: Array | None = field(default=None)
+
+    def __repr__(self) -> str:
+        """Return a table, the most probable action first."""
+        columns = [["action", *map(repr, self.actions)], ["probability", *(f"{p:.3g}" for p in self.probabilities)]]
+        if self.counts is not None:
+            columns.append(["seen", *(f"{n:,}" for n in self.counts)])
+        if self.advantages is not None:
+            columns.append(["advantage", *("not known" if np.isnan(one) else f"{one:+.3g}" for one in self.advantages)])
+        widths = [max(map(len, column)) for column in columns]
+        order = [0, *(np.argsort(-self.probabilities, kind="stable") + 1)]
+        lines = [
+            "  ".join(column[k].rjust(width) for column, width in zip(columns, widths, strict=True)) for k in order
+        ]
+        return "\n".join([f"state {self.state!r}", *(f"  {line}" for line in lines)])
+
+
+def evidence(dataset: Dataset, gamma: float, V: Array, lam: Array) -> Evidence:
+    """Counts and estimated advantages r + <u, lam> + gamma V(s') - V(s) of the pairs of a log, averaged over its rows.
+
+    One pass over the log, with memory proportional to the pairs that it visits.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0], [0, 0], [0, 1], [1.0, 0.0], [[0.0], [-1.0]], n_states=2, n_actions=1)
+    >>> evidence(log, 0.5, np.array([1.0, 2.0]), np.array([0.5])).advantages.tolist()
+    [0.0]
+    """
+    totals, following = np.zeros(len(dataset.table)), np.append(V, 0.0)  # -1: nothing follows
+    for part, repeats in dataset.parts(at_least=len(totals)):
+        gain = part["r"] + part["u"] @ lam + gamma * following[part["s_next"]]
+        totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
+    seen = dataset.table_counts > 0
+    means = totals[seen] / dataset.pair_counts - V[dataset.pairs // dataset.n_actions]
+    return Evidence(dataset.pairs, dataset.pair_counts, means * dataset.units.reward_scale)

@@ -1,0 +1,210 @@
+"""Labels of states and actions: what the user calls them, beside the indices that the library computes with."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpdl.files.headers import expect_names
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The distinct labels of states and of actions, in the order of their indices.
+
+    A label is any hashable value: text, a number, True or False, a date, or a tuple of such. All labels of the states
+    are of one kind, and so are those of the actions: 1 and "1" do not go together. Labels that compare equal, such as 1
+    and 1.0, are one label.
+
+    Parameters
+    ----------
+    states, actions : iterable of hashable
+        The labels.
+
+    Examples
+    --------
+    >>> labels = Labels(["home", "ward"], ["rest", "drug"])
+    >>> labels.state("ward"), labels.actions[0]
+    (1, 'rest')
+    >>> labels.state("wart")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no state 'wart'; the closest is 'ward'
+    """
+
+    states: tuple[Hashable, ...]
+    actions: tuple[Hashable, ...]
+
+    def __init__(self, states: Iterable[Hashable], actions: Iterable[Hashable]) -> None:
+        object.__setattr__(self, "states", _checked("states", states))
+        object.__setattr__(self, "actions", _checked("actions", actions))
+
+    def state(self, label: Hashable) -> int:
+        """Index of a state; a ValueError names the closest labels if there is none."""
+        return _find("state", label, self.states, self._states)
+
+    def action(self, label: Hashable) -> int:
+        """Index of an action; a ValueError names the closest labels if there is none."""
+        return _find("action", label, self.actions, self._actions)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the labels as lists that JSON can hold; a label of a kind that it cannot raises ValueError.
+
+        Text, numbers, True and False are stored as they are, a tuple as a list, a date as ``{"date": "2024-03-01"}``.
+
+        Examples
+        --------
+        >>> Labels([("ward", 1), ("ward", 2)], [True, False]).to_json()
+        {'states': [['ward', 1], ['ward', 2]], 'actions': [True, False]}
+        """
+        return {
+            name: [_to_json(name, label) for label in values]
+            for name, values in (("states", self.states), ("actions", self.actions))
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> Labels:
+        """Make the labels that `to_json` stored."""
+        expect_names("labels", content, {"states", "actions"})
+        for name in ("states", "actions"):
+            if not isinstance(content[name], list):
+                raise ValueError(f"labels: {name} must be a list, got {content[name]!r:.200}")
+        return cls(map(_from_json, content["states"]), map(_from_json, content["actions"]))
+
+    @cached_property
+    def _states(self) -> dict[Hashable, int]:
+        return {label: k for k, label in enumerate(self.states)}
+
+    @cached_property
+    def _actions(self) -> dict[Hashable, int]:
+        return {label: k for k, label in enumerate(self.actions)}
+
+
+def kind_of(label: Any) -> str:
+    """Name of the kind of a label; only labels of the same kind may stand in one column.
+
+    Examples
+    --------
+    >>> kind_of(1), kind_of(True), kind_of(("ward", 1.5))
+    ('number', 'bool', '(text, number)')
+    """
+    if isinstance(label, tuple):
+        return f"({', '.join(map(kind_of, label))})"
+    kinds: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (bool, "bool"),
+        ((int, float), "number"),
+        (str, "text"),
+        (datetime, "datetime"),
+        (date, "date"),
+    )
+    return next((kind for types, kind in kinds if isinstance(label, types)), type(label).__name__)
+
+
+def ordered(labels: Iterable[Any]) -> list[Any]:
+    """Sort distinct labels of one kind; those that have no order stay as they are.
+
+    Examples
+    --------
+    >>> ordered(["b", "a"]), ordered([1, "1"])
+    Traceback (most recent call last):
+        ...
+    ValueError: labels of one column must be of one kind, got 1 (number) and '1' (text)
+    """
+    found = list(labels)
+    one_kind(found)
+    try:
+        return sorted(found)
+    except TypeError:
+        return found
+
+
+def one_kind(labels: Sequence[Any]) -> None:
+    """Check that labels are of one kind."""
+    first = kind_of(labels[0]) if labels else ""
+    for label in labels:
+        if kind_of(label) != first:
+            both = f"{labels[0]!r} ({first}) and {label!r} ({kind_of(label)})"
+            raise ValueError(f"labels of one column must be of one kind, got {both}")
+
+
+def plain(label: Any) -> Any:
+    """Return a label as Python's own kind of value: NumPy's scalars are converted.
+
+    Examples
+    --------
+    >>> plain(np.int64(3)), plain((np.str_("a"), 1))
+    (3, ('a', 1))
+    """
+    if isinstance(label, np.generic):
+        return label.item()
+    return tuple(map(plain, label)) if type(label) is tuple else label
+
+
+def _checked(name: str, values: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    labels = tuple(map(plain, values))
+    if not labels:
+        raise ValueError(f"{name} must have at least one label")
+    seen: dict[Hashable, int] = {}
+    for k, label in enumerate(labels):
+        try:
+            first = seen.setdefault(label, k)
+        except TypeError:
+            raise TypeError(f"{name}[{k}] = {label!r:.200} cannot be a label: it is not hashable") from None
+        if first != k:
+            raise ValueError(f"{name}[{k}] = {label!r} equals {name}[{first}] = {labels[first]!r}")
+        if isinstance(label, float) and not math.isfinite(label):
+            raise ValueError(f"{name}[{k}] = {label} cannot be a label: it is not finite")
+    try:
+        one_kind(labels)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return labels
+
+
+def _find(what: str, label: Any, labels: Sequence[Any], indices: dict[Hashable, int]) -> int:
+    try:
+        return indices[label]
+    except KeyError:
+        pass
+    except TypeError:
+        raise ValueError(f"{label!r:.200} cannot be a {what}: it is not hashable") from None
+    close = [repr(one) for one in _closest(label, labels)]
+    found = f"the closest {'is' if len(close) == 1 else 'are'} {', '.join(close)}" if close else "none is close to it"
+    raise ValueError(f"there is no {what} {label!r}; {found}")
+
+
+def _closest(label: Any, labels: Sequence[Any]) -> list[Any]:
+    """Up to three labels that resemble one."""
+    if kind_of(label) == kind_of(labels[0]) == "number":
+        return sorted(labels, key=lambda one: abs(one - label))[:3]
+    text = {one if isinstance(one, str) else repr(one): one for one in labels}
+    return [text[one] for one in difflib.get_close_matches(label if isinstance(label, str) else repr(label), text)]
+
+
+def _to_json(name: str, label: Any) -> Any:
+    if isinstance(label, tuple):
+        return [_to_json(name, part) for part in label]
+    if type(label) in (str, int, float, bool):
+        return label
+    if type(label) in (date, datetime):
+        return {type(label).__name__: label.isoformat()}
+    raise ValueError(f"{name}: {label!r:.200} cannot be stored: it is a {type(label).__name__}")
+
+
+def _from_json(content: Any) -> Hashable:
+    if isinstance(content, list):
+        return tuple(map(_from_json, content))
+    if isinstance(content, dict) and len(content) == 1:
+        ((name, value),) = content.items()
+        if name in ("date", "datetime") and isinstance(value, str):
+            return date.fromisoformat(value) if name == "date" else datetime.fromisoformat(value)
+    if type(content) in (str, int, float, bool):
+        return content
+    raise ValueError(f"labels: {content!r:.200} is not a label")

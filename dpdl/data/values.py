@@ -1,0 +1,223 @@
+"""Values of a table's columns: numbers, flags, times and labels, and what is missing or malformed in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdl.data.columns import Column, Mask
+from dpdl.data.labels import one_kind, ordered, plain
+
+Codes = NDArray[np.int64]
+
+#: How many rows a message lists.
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Labels in their order, and for every row the position of its label; -1 where it is missing."""
+
+    codes: Codes
+    labels: list[Any]
+
+
+@dataclass
+class Faults:
+    """Missing and malformed values, by column."""
+
+    n: int
+    found: list[tuple[Column, str, Mask]] = field(default_factory=list)
+
+    @property
+    def any(self) -> Mask:
+        """Rows with a fault."""
+        return self.of(*{column.name for column, _, _ in self.found})
+
+    def of(self, *names: str) -> Mask:
+        """Rows with a fault in one of these columns."""
+        bad = np.zeros(self.n, dtype=bool)
+        for column, _, rows in self.found:
+            if column.name in names:
+                bad |= rows
+        return bad
+
+    def add(self, column: Column, what: str, rows: Mask) -> None:
+        """Add a fault, if it occurs; a column may have two roles, and its faults count once."""
+        known = any((one.name, fault) == (column.name, what) for one, fault, _ in self.found)
+        if rows.any() and not known:
+            self.found.append((column, what, rows))
+
+    def refuse(self, drop: bool, episode: str | None) -> None:
+        """Raise one error for all faults, or if rows are dropped for those in the column `episode`."""
+        reason, found = 'the table has missing or malformed values; missing="drop" leaves out these rows', self.found
+        if drop:
+            reason = "rows whose episode is not known cannot be dropped: some episode would miss a row unnoticed"
+            found = [one for one in found if one[0].name == episode]
+        lines = [
+            f"\n  {column}: {rows.sum()} {what}, {in_rows(rows)}"
+            + ("" if what == "missing" else f" ({_shown(column.values, rows)})")
+            for column, what, rows in found
+        ]
+        if lines:
+            raise ValueError(f"{reason} (rows are counted from 0):{''.join(lines)}")
+
+    def notes(self) -> list[str]:
+        """Say how many rows are left out."""
+        if not self.found:
+            return []
+        parts = [f"{column}: {rows.sum()} {what}" for column, what, rows in self.found]
+        return [f"{counted(self.any)} left out because of missing or malformed values; {'; '.join(parts)}"]
+
+    def numbers(self, column: Column) -> NDArray[np.float64]:
+        """Finite numbers; True and False count as 1 and 0."""
+
+        def number(value: Any) -> float:
+            if isinstance(value, (Real, Decimal, np.bool_)) or (column.from_text and isinstance(value, str)):
+                return float(value)
+            raise TypeError
+
+        values = self._converted(column, number, "biuf", "not a number")
+        infinite = np.isinf(values)
+        self.add(column, "infinite", infinite)
+        return np.where(infinite, 0.0, values)
+
+    def flags(self, column: Column) -> Mask:
+        """True or False, or 1 or 0."""
+
+        def flag(value: Any) -> float:
+            if column.from_text and isinstance(value, str):
+                return {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}[value.lower()]
+            if isinstance(value, (bool, Real)):
+                return float(value)
+            raise TypeError
+
+        values = self._converted(column, flag, "biuf", "not true or false")
+        wrong = (values != 0) & (values != 1)
+        self.add(column, "not true or false", wrong)
+        return values == 1
+
+    def times(self, column: Column) -> NDArray[Any]:
+        """Numbers or dates, as an array that can be sorted."""
+        values = column.values
+        if values.dtype.kind == "O" and all(isinstance(one, date) for one in values[~column.missing]):
+            values = _factorised(values, ~column.missing).codes
+        if values.dtype.kind in "iuM":
+            self.add(column, "missing", column.missing)
+            return values
+        values = self._converted(column, _refuse, "f", "not a number or a date")
+        self.add(column, "infinite", np.isinf(values))
+        return values
+
+    def codes(self, parts: list[list[Column]], *, tuples: bool = False, unused: Mask | None = None) -> Coded:
+        """Labels made of one column, or of several as tuples.
+
+        Each part is a column, perhaps followed by that of the next states, whose values in the rows `unused` are not
+        looked at.
+        """
+        coded = []
+        for part in parts:
+            valid = []
+            for k, column in enumerate(part):
+                used = np.ones(self.n, dtype=bool) if k == 0 or unused is None else ~unused
+                infinite = np.isinf(column.values) if column.values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
+                self.add(column, "missing", column.missing & used)
+                self.add(column, "infinite", infinite & used)
+                valid.append(used & ~column.missing & ~infinite)
+            try:
+                coded.append(_factorised(_concatenated([column.values for column in part]), np.concatenate(valid)))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
+        return _tuples(coded) if tuples else coded[0]
+
+    def _converted(
+        self, column: Column, convert: Callable[[Any], float], kinds: str, fault: str
+    ) -> NDArray[np.float64]:
+        self.add(column, "missing", column.missing)
+        values = column.values
+        if values.dtype.kind in kinds:
+            return np.where(column.missing, 0, values).astype(np.float64)
+        found, wrong = np.zeros(len(values)), np.zeros(len(values), dtype=bool)
+        for k in np.flatnonzero(~column.missing):
+            try:
+                found[k] = convert(values[k])
+            except (KeyError, TypeError, ValueError, OverflowError):
+                wrong[k] = True
+        self.add(column, fault, wrong)
+        return found
+
+
+def _refuse(value: Any) -> float:
+    raise TypeError
+
+
+def _concatenated(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays one after the other; NumPy would make text of numbers beside text."""
+    kinds = {array.dtype.kind for array in arrays}
+    return np.concatenate(arrays if len(kinds) == 1 or kinds <= set("iuf") else [one.astype(object) for one in arrays])
+
+
+def _factorised(values: NDArray[Any], valid: Mask) -> Coded:
+    """Distinct labels in their order, and the position of each value among them."""
+    codes = np.full(len(values), -1, dtype=np.int64)
+    present = values[valid]
+    if values.dtype.kind == "M" and np.datetime_data(values.dtype)[0] not in ("Y", "M", "W", "D"):
+        rounded = present.astype("M8[us]")
+        if (rounded.astype(present.dtype) != present).any():
+            raise ValueError("times that are not whole microseconds cannot be labels")
+        present = rounded
+    if values.dtype.kind == "O":
+        examples: dict[type, Any] = {}
+        for value in present:
+            examples.setdefault(type(value), value)
+        one_kind([plain(value) for value in examples.values()])  # True and 1 would be one label
+        seen: dict[Hashable, int] = {}
+        firsts = [seen.setdefault(plain(value), len(seen)) for value in present]
+        labels = ordered(seen)
+        rank = np.empty(len(seen), dtype=np.int64)
+        rank[[seen[label] for label in labels]] = np.arange(len(seen))
+        codes[valid] = rank[firsts] if firsts else 0
+        return Coded(codes, labels)
+    if values.dtype.kind == "f" and (abs(present) > 2**53).any():
+        raise ValueError("numbers beyond 2^53 are not exact as floats: give labels as whole numbers or as text")
+    distinct, positions = np.unique(present, return_inverse=True)
+    codes[valid] = positions
+    if distinct.dtype.kind == "f" and (distinct == np.trunc(distinct)).all():
+        return Coded(codes, [int(one) for one in distinct])  # a missing value makes floats of whole numbers
+    return Coded(codes, (distinct + 0.0 if distinct.dtype.kind == "f" else distinct).tolist())
+
+
+def _tuples(coded: list[Coded]) -> Coded:
+    """Labels that are tuples, in lexicographic order."""
+    flat = np.zeros(len(coded[0].codes), dtype=np.int64)
+    valid = np.all([one.codes >= 0 for one in coded], axis=0)
+    for one in coded:
+        _, flat[valid] = np.unique(flat[valid] * len(one.labels) + one.codes[valid], return_inverse=True)
+    _, rows = np.unique(flat[valid], return_index=True)
+    rows = np.flatnonzero(valid)[rows]
+    labels = list(zip(*([one.labels[k] for k in one.codes[rows]] for one in coded), strict=True))
+    return Coded(np.where(valid, flat, -1), labels)
+
+
+def counted(rows: Mask, one: str = "was", many: str = "were") -> str:
+    """Number of rows, with the form of the verb that goes with it."""
+    n = int(rows.sum())
+    return f"{n} row {one}" if n == 1 else f"{n:,} rows {many}"
+
+
+def in_rows(rows: Mask) -> str:
+    """Say which rows, or which are the first."""
+    found = np.flatnonzero(rows)
+    listed = ", ".join(map(str, found[:SHOWN]))
+    return f"in row {listed}" if len(found) == 1 else f"{'first ' if len(found) > SHOWN else ''}in rows {listed}"
+
+
+def _shown(values: NDArray[Any], rows: Mask) -> str:
+    return ", ".join(f"{plain(values[k])!r:.40}" for k in np.flatnonzero(rows)[:SHOWN])

@@ -1,0 +1,993 @@
+"""Reading a log from a table: every kind of table, episodes, ends, missing and malformed values."""
+
+import datetime
+import enum
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import dpdl
+from dpdl.data.table import read
+
+NAN = float("nan")
+Color = enum.Enum("Color", "RED BLUE")
+
+#: Two episodes. The first goes b -> a -> b, the second a -> c.
+TABLE = {
+    "ward": ["b", "a", "b", "a", "c"],
+    "then": ["a", "b", "b", "c", "a"],
+    "drug": [1, 0, 1, 1, 0],
+    "gain": [1.0, 0.5, -2.0, 0.0, 4.0],
+    "icu": [0.0, 1.0, 0.0, 0.5, 0.0],
+    "falls": [0, 0, 1, 0, 0],
+    "patient": ["p2", "p2", "p2", "p1", "p1"],
+    "day": [1, 2, 3, 1, 2],
+    "died": [False, False, True, False, False],
+    "cut": [False, False, False, False, True],
+}
+NAMES = {"state": "ward", "action": "drug", "reward": "gain"}
+EPISODES = {**NAMES, "episode": "patient", "terminated": "died"}
+COSTS = {"icu": 0.2, "falls": 1}
+
+
+def table(**columns):
+    return {**TABLE, **columns}
+
+
+def same(one, other):
+    for name in ("s", "a", "s_next", "r", "costs", "terminated", "starts"):
+        left, right = getattr(one, name), getattr(other, name)
+        if left is None or right is None:
+            assert left is right is None
+        else:
+            assert left.dtype == right.dtype
+            assert left.tobytes() == right.tobytes(), name
+    assert one.labels.to_json() == other.labels.to_json()
+    assert (one.names, one.limits, one.notes) == (other.names, other.limits, other.notes)
+
+
+# Episodes and ends.
+
+
+def test_the_next_row_of_the_episode_is_the_next_state():
+    log = read(TABLE, **EPISODES, costs=COSTS)
+    assert log.labels.states == ("a", "b", "c")
+    assert log.labels.actions == (0, 1)
+    assert log.s.tolist() == [1, 0, 1, 0]
+    assert log.s_next.tolist() == [0, 1, -1, 2]
+    assert log.a.tolist() == [1, 0, 1, 1]
+    assert log.r.tolist() == [1.0, 0.5, -2.0, 0.0]
+    assert log.costs.tolist() == [[0, 0], [1, 0], [0, 1], [0.5, 0]]
+    assert log.terminated.tolist() == [False, False, True, False]
+    assert log.starts.tolist() == [0, 3]
+    assert log.names == ("icu", "falls")
+    assert log.limits == (0.2, 1.0)
+    assert [array.dtype for array in (log.s, log.a, log.s_next, log.starts)] == [np.int32] * 3 + [np.int64]
+    (note,) = log.notes  # row 4 stops without an end
+    assert note.startswith("1 row was left out: the record of an episode stops there")
+
+
+def test_with_next_states_no_row_is_left_out():
+    log = read(TABLE, **EPISODES, next_state="then")
+    assert log.s_next.tolist() == [0, 1, -1, 2, 0]
+    assert log.starts.tolist() == [0, 3]
+    assert log.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("ends", "terminated"),
+    [
+        ({"terminated": True}, [0, 0, 1, 0, 1]),
+        ({"terminated": "died", "truncated": "cut"}, [0, 0, 1, 0]),
+        ({"terminated": True, "truncated": "cut"}, [0, 0, 1, 0]),  # those that were not cut ended
+        ({"terminated": "died", "truncated": True}, [0, 0, 1, 0]),
+        ({"terminated": False}, [0, 0, 0]),
+        ({"truncated": True}, [0, 0, 0]),
+    ],
+)
+def test_ways_to_say_how_episodes_end(ends, terminated):
+    log = read(TABLE, **{**EPISODES, "terminated": None, **ends})
+    assert log.terminated.tolist() == terminated
+    assert ((log.s_next < 0) == log.terminated).all()
+    n_stopped = 2 - sum(terminated)
+    assert len(log.s) == 5 - n_stopped
+    assert bool(log.notes) == bool(n_stopped)
+
+
+def test_episodes_in_row_order_without_a_column_for_them():
+    log = read(TABLE, **NAMES, terminated="died", truncated="cut")
+    same(log, read(TABLE, **EPISODES, truncated="cut"))
+    chained = read(TABLE, **NAMES, terminated="died", truncated="cut", next_state="then")
+    assert chained.starts.tolist() == [0, 3]
+    assert len(chained.s) == 5
+    alone = read(TABLE, **NAMES, terminated="died", truncated=True)  # the table itself stops
+    same(alone, log)
+
+
+def test_independent_transitions():
+    log = read(TABLE, **NAMES, next_state="then")
+    assert log.starts is None
+    assert not log.terminated.any()
+    ended = read(TABLE, **NAMES, next_state="then", terminated="died")
+    assert ended.starts is None
+    assert ended.s_next.tolist() == [0, 1, -1, 2, 0]
+
+
+def test_time_sorts_the_rows_of_an_episode():
+    wanted = read(TABLE, **EPISODES)
+    order = [4, 2, 0, 3, 1]
+    shuffled = {name: [values[k] for k in order] for name, values in TABLE.items()}
+    log = read(shuffled, **EPISODES, time="day")
+    # Episodes in the order of their first rows: p1 first.
+    assert log.s.tolist() == [0, 1, 0, 1]
+    assert log.s_next.tolist() == [2, 0, 1, -1]
+    assert log.starts.tolist() == [0, 1]
+    assert sorted(log.r.tolist()) == sorted(wanted.r.tolist())
+    dates = [datetime.date(2024, 1, day) for day in shuffled["day"]]
+    same(log, read({**shuffled, "day": dates}, **EPISODES, time="day"))
+    same(log, read({**shuffled, "day": np.array(dates, dtype="M8[ns]")}, **EPISODES, time="day"))
+    aware = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in shuffled["day"]]
+    same(log, read({**shuffled, "day": aware}, **EPISODES, time="day"))
+    same(log, read(pl.DataFrame({**shuffled, "day": aware}), **EPISODES, time="day"))
+
+
+def test_the_next_state_after_an_end_is_not_looked_at():
+    then = ["a", "b", None, "c", "a"]
+    log = read(table(then=then), **EPISODES, next_state="then")
+    same(log, read(table(then=["a", "b", "heaven", "c", "a"]), **EPISODES, next_state="then"))
+    assert log.labels.states == ("a", "b", "c")  # an end is no state
+
+
+# Labels.
+
+
+def test_several_columns_make_tuples():
+    log = read(TABLE, **{**EPISODES, "state": ["ward", "icu"], "action": ["drug"]})
+    assert log.labels.states == (("a", 0.5), ("a", 1.0), ("b", 0.0), ("c", 0.0))
+    assert log.labels.actions == ((0,), (1,))
+    assert log.s.tolist() == [2, 1, 2, 0]
+    assert log.s_next.tolist() == [1, 2, -1, 3]
+
+
+def test_tuples_of_states_and_next_states():
+    two = table(x=[1, 1, 2], ward=["a", "b", "a"], y=[1, 2, 1], then=["b", "a", "b"])
+    names = {**NAMES, "state": ["ward", "x"], "next_state": ["then", "y"]}
+    log = read({name: values[:3] for name, values in two.items()}, **names)
+    assert log.labels.states == (("a", 1), ("a", 2), ("b", 1))
+    assert log.s.tolist() == [0, 2, 1]
+    assert log.s_next.tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wards", "labels"),
+    [
+        ([10, 9, 10, 9, 8], (8, 9, 10)),
+        (np.array([10, 9, 10, 9, 8], dtype=np.uint8), (8, 9, 10)),
+        ([1.5, 0.5, 1.5, 0.5, -1.0], (-1.0, 0.5, 1.5)),
+        ([1.0, 0.0, 1.0, 0.0, 2.0], (0, 1, 2)),  # whole numbers as floats, as a missing value makes them
+        ([True, False, True, False, False], (False, True)),
+        ([(1, "a"), (0, "b"), (1, "a"), (0, "b"), (0, "a")], ((0, "a"), (0, "b"), (1, "a"))),
+        (np.array(["b", "a", "b", "a", "c"]), ("a", "b", "c")),
+        (np.array(["2024-01-02", "2024-01-01"] * 2 + ["2024-01-03"], dtype="M8[D]"), None),
+        (np.array(["2024-01-02", "2024-01-01"] * 2 + ["2024-01-03"], dtype="M8[ns]"), None),
+    ],
+)
+def test_labels_of_any_kind(wards, labels):
+    log = read(table(ward=wards), **NAMES, episode="patient", terminated=True)
+    assert labels is None or log.labels.states == labels
+    assert [log.labels.states[k] for k in log.s] == [wards[k] if labels else wards[k].item() for k in range(5)] or (
+        wards.dtype == "M8[ns]"
+    )
+    assert log.labels.from_json(log.labels.to_json()) == log.labels
+
+
+# Kinds of tables.
+
+
+def every_kind(columns, folder):
+    """The same table in all ways."""
+    frame = pd.DataFrame(columns)
+    arrow = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
+    pa.csv.write_csv(arrow, folder / "log.csv")
+    pa.parquet.write_table(arrow, folder / "log.parquet")
+    (folder / "parts").mkdir()
+    pa.parquet.write_table(arrow, folder / "parts" / "one.parquet")
+    categories = {name: "category" for name in ("ward", "then", "patient")}
+    found = {
+        "dict of lists": columns,
+        "dict of arrays": {name: np.asarray(values) for name, values in columns.items()},
+        "dict of series": dict(frame),
+        "pandas": frame,
+        "pandas nullable": frame.convert_dtypes(),
+        "pandas arrow": frame.convert_dtypes(dtype_backend="pyarrow"),
+        "pandas objects": frame.astype(object),
+        "pandas categories": frame.astype(categories),
+        "polars": pl.DataFrame(columns),
+        "polars categories": pl.DataFrame(columns).cast({name: pl.Categorical for name in categories}),
+        "pyarrow": arrow,
+        "pyarrow dictionaries": pa.table(
+            {name: arrow[name].dictionary_encode() if name in categories else arrow[name] for name in columns}
+        ),
+        "pyarrow batches": pa.RecordBatchReader.from_batches(arrow.schema, arrow.to_batches(max_chunksize=2)),
+        "pyarrow batch": arrow.to_batches()[0],
+        "csv": folder / "log.csv",
+        "parquet": str(folder / "log.parquet"),
+        "folder": folder / "parts",
+    }
+    if not any(value is None for values in columns.values() for value in values):
+        found["structured"] = frame.astype({name: "U9" for name in categories}).to_records(index=False)
+    return found
+
+
+@pytest.mark.parametrize("missing", ["error", "drop"])
+def test_every_kind_of_table_gives_the_same_bits(tmp_path, missing):
+    columns = TABLE if missing == "error" else table(gain=[1.0, None, -2.0, 0.0, 4.0], ward=["b", "a", "b", None, "c"])
+    wanted = read(columns, **EPISODES, costs=COSTS, missing=missing)
+    for name, one in every_kind(columns, tmp_path).items():
+        try:
+            same(read(one, **EPISODES, costs=COSTS, missing=missing), wanted)
+        except Exception as error:
+            raise AssertionError(name) from error
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    wanted = read(TABLE, **EPISODES)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    same(read(TABLE, **EPISODES), wanted)
+    same(read(pd.DataFrame(TABLE), **EPISODES), wanted)
+    same(read(pl.DataFrame(TABLE), **EPISODES), wanted)
+    (tmp_path / "log.csv").write_text("a\n1\n")
+    with pytest.raises(ImportError, match=r"^CSV and Parquet files need pyarrow: pip install 'dpdl\[parquet\]'$"):
+        read(tmp_path / "log.csv", **EPISODES)
+
+
+def test_importing_dpdl_imports_no_table_library():
+    code = "import sys, dpdl; print([one for one in ('pyarrow', 'pandas', 'polars') if one in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_columns_that_are_not_named_are_not_looked_at():
+    extra = pd.DataFrame(table(comment=[1, "x", None, (1, 2), {"a"}]))
+    same(read(extra, **EPISODES), read(TABLE, **EPISODES))
+
+
+# Missing and malformed values.
+
+MANY = {
+    **TABLE,
+    "ward": ["b", None, "b", "a", "c"],
+    "gain": [1.0, "much", NAN, float("inf"), 4.0],
+    "icu": [0.0, None, None, 0.5, 0.0],
+    "died": [False, False, 2, False, False],
+}
+
+
+def test_all_faults_are_reported_at_once():
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        read(MANY, **EPISODES, costs=COSTS)
+    assert str(error.value).splitlines() == [
+        'the table has missing or malformed values; missing="drop" leaves out these rows (rows are counted from 0):',
+        "  column 'died' (terminated): 1 not true or false, in row 2 (2)",
+        "  column 'gain' (reward): 1 missing, in row 2",
+        "  column 'gain' (reward): 1 not a number, in row 1 ('much')",
+        "  column 'gain' (reward): 1 infinite, in row 3 (inf)",
+        "  column 'icu' (costs): 2 missing, in rows 1, 2",
+        "  column 'ward' (state): 1 missing, in row 1",
+    ]
+
+
+def test_dropping_says_how_many_and_why():
+    log = read(MANY, **{**EPISODES, "terminated": True}, costs=COSTS, missing="drop")
+    assert log.s.tolist() == [0]
+    assert log.s_next.tolist() == [-1]
+    assert log.labels.states == ("c",)
+    dropped, unknown, split = log.notes
+    assert dropped.startswith("3 rows were left out because of missing or malformed values; ")
+    assert "column 'gain' (reward): 1 not a number; column 'gain' (reward): 1 infinite" in dropped
+    assert unknown == "1 row was left out, because the state in the row that follows is missing"
+    assert split.startswith("episodes are split where rows were left out (places: 1)")
+
+
+def test_a_dropped_row_is_still_the_next_state_of_the_one_before():
+    """Only its reward is missing; after it the episode is split, so no transition skips it."""
+    log = read(table(gain=[1.0, None, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    assert [log.labels.states[k] for k in log.s] == ["b", "b", "a"]
+    assert [log.labels.states[k] if k >= 0 else None for k in log.s_next] == ["a", None, "c"]
+    assert log.starts.tolist() == [0, 1, 2]
+    assert any("episodes are split where rows were left out (places: 1)" in note for note in log.notes)
+
+
+def test_where_the_state_is_missing_the_row_before_cannot_be_used():
+    log = read(table(ward=["b", None, "b", "a", "c"]), **EPISODES, missing="drop")
+    assert [log.labels.states[k] for k in log.s] == ["b", "a"]
+    assert log.terminated.tolist() == [True, False]
+    assert "1 row was left out, because the state in the row that follows is missing" in log.notes
+
+
+def test_with_next_states_only_the_faulty_rows_are_dropped():
+    log = read(table(ward=["b", None, "b", "a", "c"]), **EPISODES, next_state="then", missing="drop")
+    assert log.r.tolist() == [1.0, -2.0, 0.0, 4.0]
+    assert log.starts.tolist() == [0, 1, 2]
+
+
+def test_an_episode_without_a_time_is_dropped_whole():
+    log = read(table(day=[1, None, 3, 1, 2]), **{**EPISODES, "terminated": True}, time="day", missing="drop")
+    assert log.r.tolist() == [0.0, 4.0]
+    assert any(
+        "1 episode was left out whole, because a time there is missing or malformed" in note for note in log.notes
+    )
+
+
+def test_unknown_ends_in_row_order_conclude_nothing():
+    log = read(
+        table(died=[False, None, True, False, False]), **NAMES, terminated="died", truncated="cut", missing="drop"
+    )
+    assert log.r.tolist() == [1.0, -2.0, 0.0]
+    assert log.starts.tolist() == [0, 1, 2]
+
+
+def by_hand(columns, terminated):
+    """The transitions by label, trajectory by trajectory, in plain Python; rows with missing values are dropped."""
+    episodes = {}
+    for k, name in enumerate(columns["patient"]):
+        episodes.setdefault(name, []).append({one: values[k] for one, values in columns.items()})
+    trajectories = []
+    for rows in episodes.values():
+        if any(row["day"] is None for row in rows):
+            continue
+        rows = sorted(rows, key=lambda row: row["day"])
+        unbroken = False
+        for row, after in zip(rows, [*rows[1:], None], strict=True):
+            ends = after is None if terminated is True else row["died"]
+            following = None if after is None else after["ward"]
+            if None in (row["ward"], row["gain"], ends) or not (ends or following):
+                unbroken = False
+                continue
+            trajectories += [] if unbroken else [[]]
+            trajectories[-1].append((row["ward"], row["drug"], row["gain"], None if ends else following))
+            unbroken = True
+    return trajectories
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_plain_python(seed):
+    rng = np.random.default_rng(seed)
+    n, terminated = int(rng.integers(5, 60)), rng.choice(["died", True])
+    columns = {
+        "patient": rng.integers(6, size=n).tolist(),
+        "day": rng.permutation(n).tolist(),
+        "ward": rng.choice(["a", "b", "c", "d"], size=n).tolist(),
+        "drug": rng.choice(["x", "y"], size=n).tolist(),
+        "gain": rng.normal(size=n).tolist(),
+        "died": [False] * n,
+    }
+    for name in set(columns["patient"]):
+        last = max((k for k in range(n) if columns["patient"][k] == name), key=lambda k: columns["day"][k])
+        columns["died"][last] = bool(rng.integers(2))
+    for name, share in (("ward", 0.1), ("gain", 0.1), ("died", 0.05), ("day", 0.01)):
+        for k in np.flatnonzero(rng.random(n) < share):
+            columns[name][k] = None
+    terminated = True if terminated == "True" else "died"
+    if terminated is True:
+        del columns["died"]
+    log = read(columns, **NAMES, episode="patient", time="day", terminated=terminated, missing="drop")
+    states, actions = log.labels.states, log.labels.actions
+    rows = [
+        (states[s], actions[a], r, states[s_next] if s_next >= 0 else None)
+        for s, a, r, s_next in zip(log.s, log.a, log.r, log.s_next, strict=True)
+    ]
+    bounds = [*log.starts, len(rows)]
+    found = [rows[first:last] for first, last in itertools.pairwise(bounds)]
+    assert found == by_hand(columns, terminated)
+    assert (log.terminated == (log.s_next < 0)).all()
+
+
+def text(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_bad_values_in_a_csv_are_found_by_row(tmp_path):
+    """One word makes text of the whole column, but only that word is reported."""
+    path = text(tmp_path / "log.csv", "ward,drug,gain,end", "a,1,0.5,false", "b,0,lots,true", ",1,2,maybe", "c,,3,True")
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        read(path, state="ward", action="drug", reward="gain", next_state=None, terminated="end", truncated=True)
+    assert str(error.value).splitlines()[1:] == [
+        "  column 'end' (terminated): 1 not true or false, in row 2 ('maybe')",
+        "  column 'gain' (reward): 1 not a number, in row 1 ('lots')",
+        "  column 'drug' (action): 1 missing, in row 3",
+        "  column 'ward' (state): 1 missing, in row 2",
+    ]
+
+
+# Malformed tables, one clear error each.
+
+FAULTS = "the table has missing or malformed values"
+
+
+def case(name, columns, arguments, kind, message):
+    return pytest.param(columns, arguments, kind, message, id=name)
+
+
+def malformed():
+    good = EPISODES
+    for name, role in [
+        ("ward", "state"),
+        ("drug", "action"),
+        ("gain", "reward"),
+        ("icu", "costs"),
+        ("falls", "costs"),
+        ("patient", "episode"),
+        ("day", "time"),
+        ("died", "terminated"),
+        ("cut", "truncated"),
+    ]:
+        arguments = {**good, "costs": COSTS, "time": "day", "truncated": "cut"}
+        for what, nothing in (("None", None), ("NaN", NAN)):
+            values = [*TABLE[name][:3], nothing, *TABLE[name][4:]]
+            message = rf"{FAULTS}.*\n  column '{name}' \({role}\): 1 missing, in row 3$"
+            yield case(f"{what} in {name}", table(**{name: values}), arguments, ValueError, message)
+    yield case(
+        "missing next state",
+        table(then=["a", None, "b", "c", "a"]),
+        {**good, "next_state": "then"},
+        ValueError,
+        r"column 'then' \(next_state\): 1 missing, in row 1$",
+    )
+    yield case("infinite reward", table(gain=[1, 2, 3, 4, -np.inf]), good, ValueError, r"1 infinite, in row 4 \(-inf\)")
+    yield case(
+        "text reward",
+        table(gain=list("12345")),
+        good,
+        ValueError,
+        r"column 'gain' \(reward\): 5 not a number, in rows 0, 1, 2, 3, 4 \('1', '2', '3', '4', '5'\)",
+    )
+    yield case(
+        "reward of dates", table(gain=np.array(["2024-01-01"] * 5, dtype="M8[D]")), good, ValueError, "5 not a number"
+    )
+    yield case("complex reward", table(gain=np.ones(5) * 1j), good, ValueError, "5 not a number")
+    yield case(
+        "infinite cost",
+        table(icu=[0, 0, np.inf, 0, 0]),
+        {**good, "costs": COSTS},
+        ValueError,
+        r"column 'icu' \(costs\): 1 infinite",
+    )
+    yield case(
+        "infinite label", table(ward=[1, 2, np.inf, 2, 1]), good, ValueError, r"column 'ward' \(state\): 1 infinite"
+    )
+    yield case("end is a number", table(died=[0, 0, 1, 0, 2]), good, ValueError, r"1 not true or false, in row 4 \(2\)")
+    yield case("end is text", table(died=["no", "no", "yes", "no", "no"]), good, ValueError, r"5 not true or false")
+    yield case(
+        "time is text", table(day=list("12312")), {**good, "time": "day"}, ValueError, "5 not a number or a date"
+    )
+    yield case("time is infinite", table(day=[1, 2, np.inf, 1, 2]), {**good, "time": "day"}, ValueError, "1 infinite")
+    yield case(
+        "mixed labels",
+        table(ward=[1, "1", 1, "1", 2]),
+        good,
+        ValueError,
+        r"^column 'ward' \(state\): labels of one column must be of one kind, got 1 \(number\) and '1' \(text\)$",
+    )
+    yield case(
+        "mixed with bool",
+        table(drug=[1, True, 0, 1, 0]),
+        good,
+        ValueError,
+        r"^column 'drug' \(action\): .* got 1 \(number\) and True \(bool\)$",
+    )
+    yield case(
+        "state and next state mixed",
+        table(then=[0, 1, 0, 1, 0]),
+        {**good, "next_state": "then"},
+        ValueError,
+        r"^column 'ward' \(state\) and column 'then' \(next_state\): .*got 'b' \(text\) and 0 \(number\)$",
+    )
+    yield case("mixed pandas", pd.DataFrame(table(ward=[1, "1", 1, "1", 2])), good, ValueError, "must be of one kind")
+    yield case(
+        "mixed episodes",
+        table(patient=["1", "1", "1", 1, 1]),
+        good,
+        ValueError,
+        r"^column 'patient' \(episode\): .*kind",
+    )
+    yield case(
+        "unhashable labels",
+        table(ward=[{}, {}, {}, {}, {}]),
+        good,
+        TypeError,
+        r"^column 'ward' \(state\): unhashable type: 'dict'$",
+    )
+    yield case(
+        "repeated time",
+        table(day=[1, 2, 2, 1, 2]),
+        {**good, "time": "day"},
+        ValueError,
+        r"^column 'day' \(time\): a time must not occur twice in an episode, but rows 1 and 2 of episode 'p2' have the",
+    )
+    yield case(
+        "episodes apart",
+        table(patient=["p2", "p1", "p2", "p1", "p1"]),
+        good,
+        ValueError,
+        r"^column 'patient' \(episode\): the rows of an episode must be together, but those of 'p2' go on in row 2 "
+        r"after row 0; sort the table, or pass time=$",
+    )
+    yield case(
+        "not chained",
+        table(then=["a", "c", "b", "c", "a"]),
+        {**good, "next_state": "then"},
+        ValueError,
+        r"^episodes do not chain: the next state in row 1 is 'c', but row 2, which follows in the same episode, has "
+        r"the state 'b' \(such rows in the table: 1\)$",
+    )
+    yield case(
+        "unsorted and not chained",
+        table(day=[1, 3, 2, 1, 2]),
+        {**good, "next_state": "then", "terminated": None, "time": "day"},
+        ValueError,
+        r"^episodes do not chain: the next state in row 0 is 'a', but row 2,",
+    )
+    yield case(
+        "end in the middle",
+        table(died=[True, False, True, False, False]),
+        good,
+        ValueError,
+        r"^column 'died' \(terminated\): only the last row of an episode can be terminated, but 1 row is terminated "
+        r"before it, in row 0$",
+    )
+    yield case(
+        "cut in the middle",
+        table(cut=[False, True, False, True, True]),
+        {**good, "truncated": "cut"},
+        ValueError,
+        r"^column 'cut' \(truncated\): only the last row .* but 2 rows are truncated before it, in rows 1, 3$",
+    )
+    yield case(
+        "ends not said",
+        TABLE,
+        {**good, "terminated": None},
+        ValueError,
+        r"^without next_state it must be said whether the last row of an episode ends it: pass terminated=",
+    )
+    yield case(
+        "ends half said",
+        TABLE,
+        {**good, "terminated": None, "truncated": "cut"},
+        ValueError,
+        r"^column 'cut' \(truncated\): 1 row is the last of an episode and not truncated, in row 2; pass terminated=",
+    )
+    yield case(
+        "never truncated",
+        TABLE,
+        {**good, "truncated": False},
+        ValueError,
+        r"^truncated=False says that every episode ends, but 1 row is the last of an episode and not terminated",
+    )
+    yield case("two ends", TABLE, {**good, "terminated": True, "truncated": True}, ValueError, "contradict each other")
+    yield case(
+        "no episodes",
+        TABLE,
+        {**good, "episode": None},
+        ValueError,
+        r"^without next_state the next row of the episode is the next state: pass episode=",
+    )
+    yield case(
+        "last rows of no episodes",
+        TABLE,
+        {**NAMES, "next_state": "then", "terminated": True},
+        ValueError,
+        r"^without episode=, terminated= must be a column",
+    )
+    yield case(
+        "last rows in row order",
+        TABLE,
+        {**NAMES, "terminated": True, "truncated": "cut"},
+        ValueError,
+        r"needs episode=$",
+    )
+    yield case(
+        "time without episodes",
+        TABLE,
+        {**NAMES, "next_state": "then", "time": "day"},
+        ValueError,
+        r"^time sorts the rows of an episode, so it needs episode=",
+    )
+    yield case(
+        "unknown columns",
+        TABLE,
+        {**good, "reward": "gian", "state": "room"},
+        ValueError,
+        r"^the table has no column 'gian' \(reward\), did you mean 'gain'\?, 'room' \(state\); its columns are 'ward',",
+    )
+    yield case(
+        "limit for an unknown column",
+        TABLE,
+        {**good, "costs": {"icu": 1, "burns": 0.1}},
+        ValueError,
+        r"^the table has no column 'burns' \(costs\)",
+    )
+    yield case(
+        "limit not finite", TABLE, {**good, "costs": {"icu": NAN}}, ValueError, r"^costs\['icu'\] must be finite"
+    )
+    yield case(
+        "limit not a number", TABLE, {**good, "costs": {"icu": "low"}}, TypeError, r"^costs\['icu'\] must be a real"
+    )
+    yield case(
+        "no limits", TABLE, {**good, "costs": ["icu"]}, TypeError, r"^costs must be a dictionary of columns and their"
+    )
+    yield case(
+        "one column twice",
+        TABLE,
+        {**good, "next_state": "ward"},
+        ValueError,
+        r"^state and next_state both name the column 'ward'$",
+    )
+    yield case(
+        "one state column twice", TABLE, {**good, "state": ["ward", "ward"]}, ValueError, "must name distinct columns"
+    )
+    yield case(
+        "too few next states",
+        TABLE,
+        {**good, "state": ["ward", "icu"], "next_state": ["then"]},
+        ValueError,
+        r"^next_state must name as many columns as state, got \['then'\] and \['ward', 'icu'\]$",
+    )
+    yield case(
+        "a number for a name", TABLE, {**good, "state": 3}, TypeError, r"^state must be the name of a column or a list"
+    )
+    yield case(
+        "a number for an end", TABLE, {**good, "terminated": 1}, TypeError, r"^terminated must be the name of a column,"
+    )
+    yield case(
+        "unknown rule", TABLE, {**good, "missing": "skip"}, ValueError, r"^missing must be one of 'error', 'drop'"
+    )
+    yield case("no rows", {name: [] for name in TABLE}, good, ValueError, r"^the table has no rows$")
+    yield case("no rows in pandas", pd.DataFrame(TABLE)[:0], good, ValueError, r"^the table has no rows$")
+    yield case("no columns", {}, good, ValueError, r"^the table has no column 'gain' \(reward\)")
+    yield case(
+        "one row that stops",
+        {name: values[3:4] for name, values in TABLE.items()},
+        good,
+        ValueError,
+        r"^no row of the table can be used; 1 row was left out: the record of an episode stops there",
+    )
+    yield case(
+        "all dropped",
+        table(gain=[None] * 5),
+        {**good, "missing": "drop"},
+        ValueError,
+        r"^no row of the table can be used; 5 rows were left out because of missing or malformed values",
+    )
+    yield case(
+        "dropped episodes",
+        table(patient=["p2", None, "p2", "p1", "p1"]),
+        {**good, "missing": "drop"},
+        ValueError,
+        r"^rows whose episode is not known cannot be dropped: .*\n  column 'patient' \(episode\): 1 missing, in row 1$",
+    )
+    yield case(
+        "lengths", table(gain=[1.0, 2.0]), good, ValueError, r"^the columns differ in length: 2 in column 'gain'"
+    )
+    yield case(
+        "two dimensions",
+        table(gain=np.ones((5, 2))),
+        good,
+        ValueError,
+        r"^column 'gain' must have one dimension, got shape \(5, 2\)$",
+    )
+    yield case(
+        "a number as a column",
+        table(gain=3.0),
+        good,
+        TypeError,
+        r"^column 'gain' must be an array or a list, got float$",
+    )
+    yield case(
+        "text as a column", table(ward="abaca"), good, TypeError, r"^column 'ward' must be an array or a list, got str$"
+    )
+    yield case("rows", [TABLE], good, TypeError, r"^table must be a data frame, an Arrow table, .* got list$")
+    yield case(
+        "matrix", np.ones((3, 3)), good, TypeError, r"^table must be a data frame, an Arrow table, .* got ndarray$"
+    )
+    yield case("lazy", pl.LazyFrame(TABLE), good, TypeError, r"got LazyFrame; call its collect\(\) first$")
+    twice = pd.DataFrame(TABLE)
+    twice.columns = [*twice.columns[:-1], "gain"]
+    yield case("a name twice", twice, good, ValueError, r"^the table has more than one column 'gain'$")
+    ids = np.array([2.0**60, 1, 1, 1, 1])
+    yield case("large floats", table(ward=ids), good, ValueError, r"^column 'ward' \(state\): numbers beyond 2\^53")
+    finer = np.array(["2024-01-01T00:00:00.000000001"] * 5, dtype="M8[ns]")
+    yield case("nanoseconds", table(ward=finer), good, ValueError, "not whole microseconds cannot be labels$")
+
+
+MALFORMED = list(malformed())
+
+
+def test_there_are_at_least_forty():
+    assert len({one.id for one in MALFORMED}) == len(MALFORMED) >= 40
+
+
+@pytest.mark.parametrize(("columns", "arguments", "kind", "message"), MALFORMED)
+def test_malformed(columns, arguments, kind, message):
+    with pytest.raises(kind, match=f"(?s){message}"):
+        read(columns, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "kind", "message"),
+    [
+        (
+            "log.csv",
+            ["ward,drug,gain,next", "a,1,0,b", "b,1"],
+            ValueError,
+            "log.csv: CSV parse error: Expected 4 columns, got 2",
+        ),
+        ("log.csv", ["ward,drug,gain,next"], ValueError, "^the table has no rows$"),
+        ("log.csv", ["ward,drug,gain,gain,next", "a,1,0,0,a"], ValueError, "more than one column 'gain'"),
+        (
+            "log.csv",
+            ["ward;drug;gain;next", "a;1;0;a"],
+            ValueError,
+            "no column 'gain'.*its columns are 'ward;drug;gain;next'",
+        ),
+        ("log.txt", ["ward,drug,gain,next", "a,1,0,a"], ValueError, "log.txt: a table must be a .csv or .parquet file"),
+        ("log.parquet", ["PAR1"], ValueError, "log.parquet: "),
+    ],
+)
+def test_malformed_files(tmp_path, name, lines, kind, message):
+    path = text(tmp_path / name, *lines)
+    with pytest.raises(kind, match=message):
+        read(path, state="ward", action="drug", reward="gain", next_state="next")
+
+
+def test_an_empty_file_and_no_file(tmp_path):
+    (tmp_path / "log.csv").write_text("")
+    with pytest.raises(ValueError, match=r"log\.csv: Empty CSV file$"):
+        read(tmp_path / "log.csv", **EPISODES)
+    with pytest.raises(FileNotFoundError, match=r"^there is no file .*none\.csv$"):
+        read(tmp_path / "none.csv", **EPISODES)
+
+
+# Data sets.
+
+
+def clinic(n, seed=0):
+    """A clinic's table: text labels, two costs, episodes of some ten rows, and a few missing values."""
+    rng = np.random.default_rng(seed)
+    wards = np.array(["ward", "icu", "theatre", "home care", "rehab"])
+    ends = rng.random(n) < 0.1
+    patient = np.append(0, np.cumsum(ends)[:-1])
+    ward, drug = rng.integers(5, size=n), rng.integers(3, size=n)
+    cured = rng.random(n) < 0.2 + 0.3 * (drug == 2)
+    columns = {
+        "patient": [f"p{k}" for k in patient],
+        "day": np.arange(n) - np.flatnonzero(np.append(True, ends[:-1]))[patient],
+        "ward": wards[ward].astype(object),
+        "drug": np.array(["none", "low", "high"], dtype=object)[drug],
+        "gain": 100.0 * cured - 5.0 * drug,
+        "icu days": (rng.random(n) < 0.1 + 0.1 * (drug == 2)).astype(float),
+        "side effects": np.where(drug == 2, rng.exponential(2.0, n), 0.0),
+        "left": ends,
+    }
+    columns["ward"][rng.random(n) < 0.001] = None
+    columns["gain"][rng.random(n) < 0.001] = NAN
+    return columns
+
+
+def write_csv(columns, path):
+    pa.csv.write_csv(pa.table({name: pa.array(one, from_pandas=True) for name, one in columns.items()}), path)
+
+
+@pytest.fixture(scope="module")
+def csv_of_200_000_rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clinic") / "clinic.csv"
+    write_csv(clinic(200_000), path)
+    return str(path)
+
+
+def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
+    csv = csv_of_200_000_rows
+    # The six lines, after import dpdl.
+    columns = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "terminated": "left"}
+    costs = {"icu days": 1.0, "side effects": 4.0}
+    log = dpdl.Dataset.from_table(csv, **columns, costs=costs, limits="total", gamma=0.9, missing="drop")
+    settings = dpdl.Settings.practical(5, 3, 2, gamma=0.9, psi=3, slater=0.2, T=300_000)
+    result = dpdl.learn(log, settings, rng=0)
+    action = result.policy.act("icu", rng=0)
+    # They did what they say.
+    assert action in ("none", "low", "high")
+    assert result.success
+    assert log.labels.states == ("home care", "icu", "rehab", "theatre", "ward")
+    assert log.units.names == ("icu days", "side effects")
+    assert log.units.reward_scale == 100.0
+    assert 199_000 < len(log) < 199_900
+    assert [note for note in result.notes if "left out because of missing or malformed values" in note]
+    # In the user's units: within the limits, which the best policy without them is not, and better than the log.
+    model = dpdl.exact.plug_in(log, 0.9, log.initial())
+    behaviour, best = dpdl.policy.from_occupancy(log.frequencies), model.solve().policy
+    free, logged, learned, most = map(
+        model.evaluate, (model.unconstrained().solve().policy, behaviour, result.policy, best)
+    )
+    assert (log.units.costs(learned.utilities) <= [1.0, 4.0]).all()
+    assert (log.units.costs(free.utilities) > [1.0, 4.0]).all()
+    assert learned.reward > (logged.reward + most.reward) / 2
+
+
+def test_every_kind_of_table_gives_the_same_data_set(tmp_path):
+    columns = clinic(2000, seed=1)
+    write_csv(columns, tmp_path / "clinic.csv")
+    arguments = {"state": "ward", "action": ["drug"], "reward": "gain", "episode": "patient", "terminated": "left",
+                 "costs": {"icu days": 0.1, "side effects": 1}, "limits": "average", "gamma": 0.95,
+                 "missing": "drop"}  # fmt: skip
+    arrow = pa.csv.read_csv(tmp_path / "clinic.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True))
+    wanted = dpdl.Dataset.from_table(columns, **arguments)
+    for one in (pd.DataFrame(columns), pl.from_arrow(arrow), arrow, arrow.to_pydict(), tmp_path / "clinic.csv"):
+        log = dpdl.Dataset.from_table(one, **arguments)
+        assert log.records.tobytes() == wanted.records.tobytes()
+        assert log.fingerprint == wanted.fingerprint
+        assert (log.labels, log.units, log.notes) == (wanted.labels, wanted.units, wanted.notes)
+        assert log.initial().tobytes() == wanted.initial().tobytes()
+    assert log.labels.actions == (("high",), ("low",), ("none",))
+
+
+def test_limits_as_totals_and_as_averages():
+    """A total of 2 is an average of 2 (1 - gamma): the same utilities."""
+    total = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2}, limits="total", gamma=0.9)
+    average = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2 * (1 - 0.9)}, limits="average", gamma=0.9)
+    np.testing.assert_allclose(total.u, average.u, rtol=1e-14)
+    assert total.units.normalised is False
+    assert average.units.normalised is True
+    np.testing.assert_allclose(total.units.costs([0.0]), [2.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (
+            {"costs": COSTS},
+            TypeError,
+            r'^costs need gamma= and limits=: "total" if .* differ by a factor 1/\(1-gamma\)$',
+        ),
+        ({"costs": COSTS, "gamma": 0.9}, TypeError, "^costs need gamma= and limits="),
+        ({"costs": COSTS, "limits": "total"}, TypeError, "^costs need gamma= and limits="),
+        ({"costs": COSTS, "limits": "sum", "gamma": 0.9}, ValueError, "^limits must be one of 'total', 'average'"),
+        ({"gamma": 1.0}, ValueError, "^gamma must be > 0 and < 1, got 1.0$"),
+    ],
+)
+def test_limits_must_be_said(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        dpdl.Dataset.from_table(TABLE, **EPISODES, **arguments)
+
+
+def test_rewards_stay_in_the_users_units():
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    assert log.units.reward_scale == 2.0  # the row with reward 4 has no next state
+    np.testing.assert_array_equal(log.r * log.units.reward_scale, [1.0, 0.5, -2.0, 0.0])
+    assert log.units.names is None
+    nothing = dpdl.Dataset.from_table(table(gain=[0] * 5), **EPISODES)
+    assert nothing.units.reward_scale == 1.0
+
+
+def test_a_split_episode_does_not_begin_twice():
+    """Where a row was left out the rest of the episode is a trajectory of its own, but not an episode."""
+    log = dpdl.Dataset.from_table(table(gain=[1.0, None, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    assert log.starts.tolist() == [0, 1, 2]
+    assert log.initial_counts.tolist() == [1, 1, 0]  # b of p2, a of p1
+    first = dpdl.Dataset.from_table(table(gain=[None, 0.5, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    assert first.initial_counts.tolist() == [1, 1, 0]  # p2 began in b although that row was left out
+    whole = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    assert whole.initial_counts.tolist() == [1, 1, 0]
+    timed = table(day=[1, None, 3, 1, 2], died=[False, False, True, False, True])
+    timed = dpdl.Dataset.from_table(timed, **EPISODES, time="day", next_state="then", missing="drop")
+    assert timed.labels.states == ("a", "c")
+    assert timed.initial().tolist() == [1, 0]
+
+
+def test_labels_stay_with_the_log(tmp_path):
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs=COSTS, limits="total", gamma=0.9)
+    assert log[1:].labels is log.labels
+    assert pickle.loads(pickle.dumps(log)).labels == log.labels
+    assert pickle.loads(pickle.dumps(log)).notes == log.notes
+    log.save(tmp_path / "log")
+    again = dpdl.Dataset.open(tmp_path / "log")
+    assert again.labels == log.labels
+    assert again.units == log.units
+    assert again.fingerprint == log.fingerprint
+    again.save(tmp_path / "log", overwrite=True)
+    log[1:].save(tmp_path / "part")
+    assert dpdl.Dataset.open(tmp_path / "part").labels == log.labels
+    log.to_parquet(tmp_path / "log.parquet")
+    read_back = dpdl.from_parquet(tmp_path / "log.parquet", tmp_path / "from_parquet")
+    assert read_back.units.names == ("icu", "falls")
+    assert read_back.fingerprint == log.fingerprint
+
+
+def test_a_log_without_labels_is_stored_as_before(tmp_path):
+    log = dpdl.Dataset([0, 1], [0, 0], [1, 0], [0, 1], [[0], [0]], n_states=2, n_actions=1)
+    log.save(tmp_path / "log")
+    assert sorted(file.name for file in (tmp_path / "log").iterdir()) == ["header.json", "pairs.npy", "records.npy"]
+    header = json.loads((tmp_path / "log" / "header.json").read_text())
+    assert "labels" not in header
+    assert "names" not in header["units"]
+    # Of the same log before labels existed.
+    assert log.fingerprint == "b4bb85f1d88d5fa4a79951218f09b32f8d06b895060c2c8c8d9b27443fd146be"
+
+
+def test_damaged_labels_are_refused(tmp_path):
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    log.save(tmp_path / "log")
+    file = tmp_path / "log" / "labels.json"
+    raw = file.read_bytes()
+    for broken, message in (
+        (raw.replace(b"a", b"b"), "its SHA-256 is not the one in header.json"),
+        (raw + b" ", "bytes, and header.json says"),
+        (None, "it is missing"),
+    ):
+        file.unlink() if broken is None else file.write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"labels\.json: .*{message}"):
+            dpdl.Dataset.open(tmp_path / "log")
+
+
+def test_labels_that_cannot_be_stored_are_named_before_anything_is_written(tmp_path):
+    colors = [Color.RED, Color.BLUE, Color.RED, Color.BLUE, Color.BLUE]
+    log = dpdl.Dataset.from_table(table(ward=colors), **EPISODES)
+    assert log.labels.states == (Color.RED, Color.BLUE)  # without an order: as they appear
+    with pytest.raises(ValueError, match=r"^states: <Color\.RED: 1> cannot be stored: it is a Color$"):
+        log.save(tmp_path / "log")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Signs.
+
+
+@pytest.mark.parametrize(
+    ("u", "notes"),
+    [
+        ([[0.0], [1.0]], ["u[:, 0] is never negative, so no policy can break its constraint"]),
+        ([[-0.5], [0.0]], ["u[:, 0] is never positive, so its constraint allows only rows where it is zero"]),
+        ([[-0.5], [-1.0]], ["u[:, 0] is always negative, so no policy can keep its constraint"]),
+        ([[-0.5], [1.0]], []),
+        ([[0.0], [0.0]], []),
+        ([[0.5, -1.0], [1.0, -1.0]], ["u[:, 0] is never negative", "u[:, 1] is always negative"]),
+    ],
+)
+def test_costs_given_as_utilities_do_not_pass_silently(u, notes):
+    arrays = [0, 0], [0, 1], [0, 0], [1.0, 0.0], u
+    log = dpdl.Dataset(*arrays, n_states=1, n_actions=2)
+    walked = dpdl.Dataset.from_trajectories([([0, 0, 0], [0, 1], [1.0, 0.0], u)], n_states=1, n_actions=2)
+    for one in (log, walked):
+        assert len(one.notes) == len(notes)
+        for found, wanted in zip(one.notes, notes, strict=True):
+            assert found.startswith(wanted)
+            assert found.endswith("; costs are given with Dataset.from_costs")
+    result = dpdl.learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1.0], rng=0, check_slater=False)
+    assert result.notes[: len(notes)] == log.notes
+
+
+def test_costs_that_no_limit_bounds_are_named():
+    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 20, "falls": 0}, limits="total", gamma=0.9)
+    assert log.notes[-2:] == (
+        "cost 'icu' is never above its limit, so no policy can break its constraint",
+        "cost 'falls' is never below its limit, so its constraint allows only rows where it is at its limit",
+    )
+    costs = dpdl.Dataset.from_costs([0], [0], [0], [1.0], [[1.0]], [0.5], gamma=0.5, normalised=True, n_states=1,
+                                    n_actions=1)  # fmt: skip
+    assert costs.notes == ("costs[:, 0] is always above its limit, so no policy can keep its constraint",)
+
+
+def test_trajectories_with_costs():
+    walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.0]])
+    log = dpdl.Dataset.from_trajectories([walk], n_states=2, n_actions=2, limits=[0.5], gamma=0.9, normalised=True)
+    assert log.units.limits == (0.5,)
+    np.testing.assert_allclose(log.u.ravel(), [-1.0, 1.0])
