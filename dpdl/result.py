@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from html import escape
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.data.units import Units
+from dpdl.models.judgement import Dual, Judge, Judgement
+from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
 
@@ -34,6 +37,7 @@ class Status(IntEnum):
     TIME_LIMIT = 6
     OUT_OF_DATA = 7
     OUT_OF_LEVELS = 8
+    INFEASIBLE = 9
 
 
 MESSAGES = {
@@ -142,14 +146,21 @@ class Level:
     result: Result = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """Outcome of `learn` and of `learn_adaptive`.
+    """Outcome of `learn` and of `learn_adaptive`; printed, it is a table of what the log says about the policy.
 
     Attributes
     ----------
     status : Status
-        How the run ended; `success` is true if all steps were taken, `message` says it in words.
+        How the run ended.
+    success : bool
+        Whether all steps were taken, and no constraint is estimated to be broken.
+    message : str
+        How the run ended, and which constraints are estimated to be broken, in words.
+    evaluation : Judgement
+        Reward, constraints and their standard errors, estimated on the plug-in model of the log, in the user's units.
+        Computed when first used.
     n_steps : int
         Steps taken; averages are over the iterates before each of them.
     x_mean : array, shape (S, A)
@@ -175,6 +186,10 @@ class Result:
         Further messages, for instance that the data contradicts `slater`.
     history : tuple of Level
         The levels of `learn_adaptive`; empty after `learn`.
+    initial : array, shape (S,)
+        The initial distribution.
+    initial_estimated : bool
+        Whether that is the distribution of the first states of the log's episodes.
     units : Units or None
         Converts rewards and utilities to the user's units.
     labels : Labels or None
@@ -184,7 +199,7 @@ class Result:
     """
 
     status: Status
-    message: str
+    ending: str
     n_steps: int
     settings: Resolved
     reference: Reference
@@ -197,6 +212,8 @@ class Result:
     premises: tuple[Premise, ...] = field(repr=False)
     guarantee: str | None
     diagnostics: dict[str, int]
+    initial: Array = field(repr=False)
+    initial_estimated: bool = False
     notes: tuple[str, ...] = ()
     history: tuple[Level, ...] = field(default=(), repr=False)
     units: Units | None = field(default=None, repr=False)
@@ -204,16 +221,53 @@ class Result:
     log: Dataset | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"log": None}
+        _ = self.evaluation  # needs the log, which is not pickled
+        return {name: value for name, value in self.__dict__.items() if name != "policy"} | {"log": None}
 
     def __post_init__(self) -> None:
         for name in ("V_mean", "lam_mean", "V", "log_lam"):
             object.__setattr__(self, name, check.frozen(getattr(self, name)))
 
+    @cached_property
+    def evaluation(self) -> Judgement | None:
+        """What the log says about the policy; None if the result was made without a log."""
+        if self.log is None:
+            return None
+        pairs, settings = self.log.pairs, self.settings
+        mass = self.x_table.at(pairs) / self.reference.at(pairs) * self.log.pair_counts / len(self.log)
+        dual = Dual(self.V_mean, self.lam_mean, settings.psi, mass)
+        model = plug_in(self.log, settings.gamma, self.initial)
+        return Judge(self.log, model, self.initial_estimated).of(self.policy.probabilities, dual)
+
     @property
     def success(self) -> bool:
-        """Whether all steps were taken."""
-        return self.status is Status.COMPLETED
+        """Whether all steps were taken and no constraint is estimated to be broken."""
+        return self.status is Status.COMPLETED and self.evaluation is not None and self.evaluation.kept
+
+    @property
+    def message(self) -> str:
+        """How the run ended, and which constraints are estimated to be broken."""
+        broken = self.evaluation.broken if self.evaluation is not None else ()
+        return "; ".join([self.ending, *(one.shortfall() for one in broken)])
+
+    def __repr__(self) -> str:
+        lines = [f"{self.status.name}{'' if self.success else ' (no success)'}: {self.message}"]
+        if self.evaluation is not None:
+            lines += ["", *self.evaluation.lines()]
+        lines += ["", f"{self.n_steps:,} steps, psi = {self.settings.psi:g}, slater = {self.settings.slater:g}"]
+        held = sum(one.holds for one in self.premises)
+        lines.append(
+            f"guaranteed by the theorem: {self.guarantee}"
+            if self.guarantee
+            else f"estimated on the data, not guaranteed: {held} of the theorem's {len(self.premises)} premises hold"
+        )
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        first, *rest = self.__repr__().split("\n\n")
+        table = "" if self.evaluation is None else self.evaluation._repr_html_()
+        last = "".join(f"<p>{escape(line)}</p>" for line in rest[-1].split("\n"))
+        return f"<p><b>{escape(first)}</b></p>{table}{last}"
 
     @cached_property
     def x_mean(self) -> Array:
@@ -223,7 +277,12 @@ class Result:
     @cached_property
     def policy(self) -> Policy:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
-        table = policies.from_occupancy(self.x_mean)
+        x = self.x_mean
+        if self.settings.profile == "practice" and self.log is not None:
+            # An action that the log does not show is not taken in a state that it shows: nothing is known about it.
+            seen = self.log.frequencies > 0
+            x = np.where(seen | ~seen.any(axis=1, keepdims=True), x, 0.0)
+        table = policies.from_occupancy(x)
         return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
 
     def _evidence(self) -> Evidence:

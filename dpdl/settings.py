@@ -17,6 +17,7 @@ from dpdl.files.headers import json_object
 #: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
 SMALLEST_FLOOR = 1e-200
 
+PROFILES = ("theory", "practice")
 ORDERS = ("replacement", "shuffle", "trajectory")
 #: Value of `mixing_time` that requests an estimate.
 ESTIMATE = "estimate"
@@ -59,6 +60,7 @@ class SettingKeywords(TypedDict, total=False):
     c_o: float
     c_e: float
     refresh: int | None
+    profile: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,9 @@ class Settings:
         is too short for one.
     c_o, c_e : float
         Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
+    profile : {"theory", "practice"}
+        "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learning.practice`, and
+        its policy takes no action that the log does not show in a state that it shows.
     refresh : int, optional
         Steps between full recomputations of the running sums. None: the larger of 2^16 and four times the visited
         pairs, which costs little and bounds their relative drift by that number times 2^-53.
@@ -128,6 +133,7 @@ class Settings:
     c_o: float = 1.0
     c_e: float = 1.0
     refresh: int | None = None
+    profile: str = "theory"
 
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
@@ -136,6 +142,7 @@ class Settings:
         check.convert_field(self, "T", check.whole, at_least=1)
         check.convert_field(self, "refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
+        check.choice("profile", self.profile, PROFILES)
         # No utility exceeds 1/(1-gamma) in discounted sum.
         if self.kappa is not None:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))

@@ -51,7 +51,7 @@ ARITHMETIC = 2
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
-_INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated"}
+_INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated", "initial_estimated"}
 _SIZES = ("n_samples", "n_states", "n_actions")
 
 
@@ -76,6 +76,7 @@ def save(path: Path, run: Run, *, new: bool = False) -> None:
             "known": list(inputs.known),
             "default_start": layout.default_start,
             "mixing_time_estimated": layout.mixing_time_estimated,
+            "initial_estimated": inputs.initial_estimated,
         },
         "reference": {"floor": float(reference.floor)} | {name: int(getattr(reference, name)) for name in _SIZES},
         "generator": generator_to_json(run.core.sampler.bit_generator),
@@ -166,6 +167,7 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
         initial=check.distribution("initial", arrays.pop("initial"), (dataset.n_states,)),
         n_reference=n_reference,
         known=check.choices("known", given["known"], KNOWABLE),
+        initial_estimated=check.flag("initial_estimated", given["initial_estimated"]),
     )
     layout = Layout.assemble(
         dataset,

@@ -23,6 +23,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import INT32_MAX
 from dpdl.data.reference import Reference, estimate_reference
+from dpdl.learning import practice
 from dpdl.learning.bins import Bins
 from dpdl.mixing.estimate import estimate_mixing_time
 from dpdl.premises import Facts
@@ -66,6 +67,8 @@ class Inputs:
         Starting point; None is the paper's.
     known : tuple of str
         What the caller vouches for.
+    initial_estimated : bool
+        Whether `initial` is the distribution of the first states of the log's episodes.
     """
 
     initial: Array
@@ -73,6 +76,7 @@ class Inputs:
     reference: Reference | None = None
     start: Point | None = None
     known: tuple[str, ...] = ()
+    initial_estimated: bool = False
 
     @classmethod
     def of(
@@ -104,7 +108,14 @@ class Inputs:
             n_reference = check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
         if start is not None:
             start = _checked_point(start, dataset.n_states, dataset.n_actions, dataset.n_utilities)
-        return cls(initial=initial, n_reference=n_reference, reference=reference, start=start, known=known)
+        return cls(
+            initial=initial,
+            n_reference=n_reference,
+            reference=reference,
+            start=start,
+            known=known,
+            initial_estimated=rho0 is None and initial_states is None,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +313,8 @@ class Layout:
         elif reference is None:
             n = inputs.n_reference
             reference = estimate_reference(dataset if n is None else dataset[:n], resolved.floor)
-        layout = cls.assemble(dataset, resolved, inputs, estimated, reference, coordinates, inputs.start is None)
+        as_stated = inputs.start is None and resolved.profile == "theory"
+        layout = cls.assemble(dataset, resolved, inputs, estimated, reference, coordinates, as_stated)
         layout.start()  # raises if it is not feasible
         return layout
 
@@ -393,7 +405,13 @@ class Layout:
         """The starting point (log x by coordinates, V, log lam); raises if it is not feasible."""
         S, A, I = self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities
         each, given = self.coordinates, self.inputs.start
-        if given is None:
+        planned = None
+        if given is None and self.settings.profile == "practice":
+            k = self.settings
+            planned = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
+        if planned is not None:
+            log_x, V, log_lam = self._from_plan(*planned)
+        elif given is None:
             share = theory.sparsity(S, A, I) / (S * A) / (1 - self.settings.gamma)
             log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
             V, log_lam = np.zeros(S), np.full(I, -math.log(self.settings.slater * max(I, 1)))
@@ -401,6 +419,17 @@ class Layout:
             log_x, V, log_lam = each.gather_logs(given.log_x), given.V, given.log_lam
         self._check_start(log_x, V, log_lam)
         return log_x, V, log_lam
+
+    def _from_plan(self, q: Array, V: Array, lam: Array) -> tuple[Array, Array, Array]:
+        """A plan as a starting point: a little of mu_hat mixed in, and everything inside its bounds."""
+        each, k = self.coordinates, self.settings
+        x = np.zeros(len(each.c))
+        x[: len(each.pairs)] = q[each.pairs]
+        log_x = practice.log_mixture(x, each.mu_hat * each.multiplicity(), k.gamma)
+        log_x = np.minimum(log_x, self.log_cap)
+        log_x -= max(0.0, math.log(each.c @ np.exp(log_x) / self.constants.B2))
+        lam = lam * min(1.0, 0.5 * k.radius_lam / max(lam.sum(), 1e-300)) if len(lam) else lam
+        return log_x, np.clip(V, -k.radius_V, k.radius_V), np.log(lam)
 
     def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:
         each, constants, A = self.coordinates, self.constants, self.dataset.n_actions

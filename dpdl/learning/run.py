@@ -49,7 +49,7 @@ class Run:
         claims = (layout.settings, layout.facts, n_steps, self.slater_refuted)
         return Result(
             status=status,
-            message=message or MESSAGES[status],
+            ending=message or MESSAGES[status],
             n_steps=n_steps,
             settings=layout.settings,
             reference=layout.reference,
@@ -62,6 +62,8 @@ class Run:
             premises=premises(*claims) if n_steps else (),
             guarantee=guarantee(*claims) if n_steps and status is Status.COMPLETED else None,
             diagnostics=core.diagnostics,
+            initial=layout.inputs.initial,
+            initial_estimated=layout.inputs.initial_estimated,
             notes=(*layout.dataset.notes, *self.notes),
             units=layout.dataset.units,
             labels=layout.dataset.labels,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,12 +31,15 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.units import Units
 from dpdl.models.cmdp import CMDP
+from dpdl.models.linear_programs import fill
 from dpdl.models.plug_in import plug_in
 
 #: A constraint counts as kept if it is exceeded by no more than this much, normalised: (1-gamma) J^u >= -TOLERANCE.
 TOLERANCE = 1e-6
 #: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
 DIRECT_STATES = 2000
+#: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
+SWEEPS, SWEEPS_AT_ONCE = 500, 25
 #: Relative residual to which systems are solved.
 RESIDUAL = 1e-10
 
@@ -85,6 +88,25 @@ class Figure:
         return f"{self.name} is estimated at {self.value:.4g}, {over:.2g} {side} of {self.limit:.4g} ({surely})"
 
 
+class Dual(NamedTuple):
+    """The duals of a run, for the bound of its gap, and the mass that it gives to the visited pairs.
+
+    Attributes
+    ----------
+    V, lam : arrays, shapes (S,), (I,)
+        Averages of the duals; any others are valid, and give a worse bound.
+    psi : float
+        The class: safe policies whose occupancy is within psi of the log's distribution of pairs.
+    mass : array
+        The learned occupancy of the log's `pairs`.
+    """
+
+    V: Array
+    lam: Array
+    psi: float
+    mass: Array
+
+
 @dataclass(frozen=True)
 class Judgement:
     """Estimates for a policy from the data of a log, `judge` says how.
@@ -96,9 +118,10 @@ class Judgement:
     unseen : float
         Share of the (discounted) time that the policy spends at pairs which the log does not show.
     flow_residual : float or None
-        Of a learned x: the 1-norm of A'nu - rho0 times (1-gamma), how far it is from being an occupancy.
+        Of a learned x: the 1-norm of A'nu - rho0, how far it is from being an occupancy.
     bound : float or None
-        No safe policy within the deviation of the run earns more on the plug-in model, in the caller's units.
+        No policy that keeps the constraints, within the run's psi of the data, earns more on the plug-in model; in the
+        caller's units. Minus infinity if psi leaves no policy at all.
     """
 
     reward: Figure
@@ -150,8 +173,8 @@ class Judgement:
             "  ".join(row[k].ljust(widths[k]) if k == 0 else row[k].rjust(widths[k]) for k in shown).rstrip()
             for row in table
         ]
-        if self.gap is not None:
-            lines.append(f"no safe policy as near to the data earns more than {self.bound:.4g} (gap {self.gap:.2g})")
+        if self.bound is not None and self.bound > -np.inf and self.kept:
+            lines.append(f"no policy that is safe and as near to the data earns more than {_tidy(self.bound)} on it")
         if self.unseen > 1e-9:
             lines.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         return lines
@@ -236,14 +259,15 @@ class Judge:
         found[self.dataset.pairs] = self.dataset.pair_counts
         return found
 
-    def of(self, policy: Array, *, flow_residual: float | None = None, bound: float | None = None) -> Judgement:
-        """Estimate reward and constraints of a policy; `flow_residual` and `bound` (unscaled) are passed on."""
+    def of(self, policy: Array, dual: Dual | None = None) -> Judgement:
+        """Estimate reward and constraints of a policy, and with the duals of a run how good it is."""
         model, units = self.model, self.dataset.units
         chain = Chain(model, policy, model.gamma)
         gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
         occupancy = chain.occupancy()
         values = gains @ occupancy
-        errors = self._errors(occupancy, chain.values(gains), model.gamma)
+        V = chain.values(gains)
+        errors = self._errors(occupancy, V, model.gamma)
         names = constraint_names(units, model.n_utilities)
         episodes = self._per_episode(policy)
         reward = Figure("reward", units.reward(values[0]), units.reward_scale * errors[0]).with_episode(episodes, 0)
@@ -264,10 +288,51 @@ class Judge:
             unseen=float(normaliser * occupancy[self.counts == 0].sum()),
             gamma=model.gamma,
             n_transitions=len(self.dataset),
-            flow_residual=flow_residual,
-            bound=None if bound is None else units.reward(bound),
+            flow_residual=None if dual is None else self._flow_residual(dual.mass),
+            bound=None if dual is None else units.reward(self._bound(dual, V)),
             occupancy=occupancy.reshape(policy.shape),
         )
+
+    def _flow_residual(self, mass: Array) -> float:
+        """The 1-norm of A'nu - rho0."""
+        nu = np.zeros(self.model.r.size)
+        nu[self.dataset.pairs] = mass
+        outflow = nu.reshape(self.model.r.shape).sum(axis=1)
+        return float(abs(outflow - self.model.gamma * (self.model.P.T @ nu) - self.model.rho0).sum())
+
+    def _bound(self, dual: Dual, values: Array) -> float:
+        """The least upper bound that V and lam of the run, or the value functions of its policy, give by weak duality.
+
+        For any V and lam >= 0, an occupancy nu with J^u_i >= 0 earns at most
+
+            rho0.V + <nu, r + <u, lam> - V + gamma P V>,
+
+        and (1-gamma) nu is a distribution (less than one where episodes end) below psi times that of the log.
+        """
+        model, discount = self.model, 1 - self.model.gamma
+        caps = dual.psi * self.counts / len(self.dataset)
+        if model.ends is not None:
+            caps = np.append(caps, np.inf)
+        P, u, A = model.P, model.u.reshape(model.n_utilities, -1), model.n_actions
+
+        def bound(V: Array, lam: Array) -> float:
+            left = model.r.ravel() + lam @ u - np.repeat(V, A) + model.gamma * (P @ V)
+            if model.ends is not None:
+                left = np.append(left, 0.0)
+            return float(model.rho0 @ V) + fill(left / discount, caps)
+
+        V = values[0] + dual.lam @ values[1:]
+        least = min(bound(dual.V, dual.lam), bound(V, dual.lam), bound(values[0], np.zeros_like(dual.lam)))
+        # Value iteration over the pairs that the log shows, from the policy's value function, while that helps.
+        gain = np.where(self.counts > 0, model.r.ravel() + dual.lam @ u, -np.inf)
+        worst = -(1 + float(dual.lam.sum())) / discount
+        for _ in range(SWEEPS // SWEEPS_AT_ONCE):
+            for _ in range(SWEEPS_AT_ONCE):
+                V = np.maximum((gain + model.gamma * (P @ V)).reshape(-1, A).max(axis=1), worst)
+            previous, least = least, min(least, bound(V, dual.lam))
+            if least > previous - 1e-4 * (1 + abs(previous)):
+                break
+        return least + 1e-12 * (1 + abs(least))  # the sums are rounded
 
     def _per_episode(self, policy: Array) -> tuple[Array, Array] | None:
         """Expected totals of an episode and their standard errors, in the caller's units; None if some never end."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
@@ -39,6 +41,17 @@ def plug_in(
     gamma = check.real("gamma", gamma, above=0, below=1)
     check.same_discount(dataset.units.gamma, gamma)
     initial = dataset.initial(rho0, initial_states)
+    key = (gamma, initial.tobytes())
+    if dataset not in _LAST or _LAST[dataset][0] != key:
+        _LAST[dataset] = (key, _plug_in(dataset, gamma, initial))
+    return _LAST[dataset][1]
+
+
+#: The last model of each log, for as long as the log lives: a result, its checks and its start all need the same one.
+_LAST: WeakKeyDictionary[Dataset, tuple[tuple[float, bytes], CMDP]] = WeakKeyDictionary()
+
+
+def _plug_in(dataset: Dataset, gamma: float, initial: NDArray[np.float64]) -> CMDP:
     n_states, n_pairs = dataset.n_states, dataset.n_states * dataset.n_actions
     # In chunks: memory is proportional to the pairs and the distinct transitions, not to the length of the log.
     moves, totals = sp.csr_array((n_pairs, n_states + 1)), np.zeros((1 + dataset.n_utilities, n_pairs))

@@ -412,7 +412,7 @@ class _Plan:
         return replace(
             chosen.result,
             status=status,
-            message=message,
+            ending=message,
             premises=premises,
             guarantee=self._guarantee(chosen.psi) if holds else None,
             history=tuple(levels),
@@ -480,7 +480,7 @@ def _run_level(
     """Take the steps of a level, and verify the result."""
     is_new = options.checkpoint is not None and not options.checkpoint.exists()
     result = drive(run, options, interrupts, new=is_new)
-    status, message, found = result.status, result.message, None
+    status, message, found = result.status, result.ending, None
     if status is Status.COMPLETED:
         try:
             eps, delta = phases.eps, phases.settings.delta

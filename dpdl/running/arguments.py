@@ -9,7 +9,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.learning import practice
 from dpdl.learning.layout import InputKeywords, Inputs
 from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import SettingKeywords, Settings
@@ -39,7 +41,19 @@ def parse(
         return {name: rest.pop(name) for name in names}
 
     options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
-    return Settings.of(settings, rest), Inputs.of(dataset, **given, **inputs), options
+    read = Inputs.of(dataset, **given, **inputs)
+    if settings is None and "gamma" in rest and _in_practice(rest):
+        check.real("gamma", rest["gamma"], above=0, below=1)
+        check.same_discount(dataset.units.gamma, float(rest["gamma"]))
+        rest = practice.defaults(dataset, rest, read.initial)
+    return Settings.of(settings, rest), read, options
+
+
+def _in_practice(given: dict[str, Any]) -> bool:
+    """Whether parameters of the theorem are missing, so that those of practice take their place."""
+    if "profile" in given:
+        return bool(given["profile"] == "practice")
+    return not {"psi", "slater"} <= given.keys() or not given.keys() & {"T", "eps"}
 
 
 def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:

@@ -75,7 +75,7 @@ def average(results: Sequence[Result], n_wanted: int) -> Result:
     return replace(
         first,
         status=next(status for status in _BY_PRECEDENCE if status in statuses),
-        message=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.message,
+        ending=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.ending,
         n_steps=sum(result.n_steps for result in results),
         x_table=_unflat(first.x_table, _mean((_flat(result.x_table) for result in results), shares)),
         last_log_x_table=_unflat(

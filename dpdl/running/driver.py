@@ -11,6 +11,7 @@ import math
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from dpdl import _core
@@ -18,9 +19,10 @@ from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
 from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
+from dpdl.learning import practice
 from dpdl.learning.run import Run
 from dpdl.models import highs
-from dpdl.result import Result, Status
+from dpdl.result import Result, SparseTable, Status
 from dpdl.running.options import Options
 
 #: Longest time that the core runs before it returns to Python, in seconds.
@@ -32,7 +34,12 @@ logger = logging.getLogger("dpdl")
 
 
 def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
-    """Take the remaining steps and return the result."""
+    """Take the remaining steps and return the result; no step if the plug-in model cannot keep the constraints."""
+    if new and not options.even_if_infeasible:
+        layout = run.layout
+        careful = practice.infeasible(layout.dataset, layout.settings.gamma, layout.inputs.initial)
+        if careful is not None:
+            return infeasible_result(run, careful)
     core, planned = run.core, run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
@@ -73,6 +80,18 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
             # The result is still returned. A second Ctrl-C skips the checkpoint.
             writer.skip = status is Status.INTERRUPTED
             status = Status.INTERRUPTED
+
+
+def infeasible_result(run: Run, careful: practice.Careful) -> Result:
+    """The result of a problem that has no safe policy on its plug-in model: the most careful policy, and no step."""
+    layout, pairs = run.layout, run.layout.dataset.pairs
+    weight = layout.reference.at(pairs) * len(layout.dataset) / layout.dataset.pair_counts
+    result = run.result(
+        Status.INFEASIBLE,
+        "no step was taken: on the plug-in model of the log no policy keeps every constraint; the most careful one is "
+        f"returned, whose worst normalised utility is {careful.margin:.3g} (even_if_infeasible=True runs all the same)",
+    )
+    return replace(result, x_table=SparseTable(pairs, weight * careful.occupancy.ravel()[pairs], 0.0))
 
 
 def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: float) -> None:

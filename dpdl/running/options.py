@@ -27,6 +27,7 @@ class OptionKeywords(TypedDict, total=False):
     checkpoint: str | os.PathLike[str] | None
     every: float
     check_slater: bool | None
+    even_if_infeasible: bool
     chunk: int | None
 
 
@@ -46,6 +47,7 @@ class Options:
     checkpoint: Path | None = None
     every: float = 60.0
     check_slater: bool | None = None
+    even_if_infeasible: bool = False
     chunk: int | None = None
     stop: Callable[[], bool] | None = None
 
@@ -62,6 +64,7 @@ class Options:
         check.convert_field(self, "checkpoint", _resolved)
         check.convert_field(self, "every", check.real, required=True, at_least=0)
         check.convert_field(self, "check_slater", check.optional_flag)
+        check.convert_field(self, "even_if_infeasible", check.flag, required=True)
         check.convert_field(self, "chunk", check.whole, at_least=1)
 
 

@@ -1,0 +1,165 @@
+"""Defaults found from the data: what `learn` does when it is told no more than a log and a discount.
+
+The theorem's parameters ask for budgets that no log has. In practice a run starts from a saddle point of the plug-in
+problem and takes small steps in natural units over reshuffled rows. None of this is the paper's, and no theorem covers
+it: the answer is judged on the plug-in model instead (`dpdl.models.judgement`).
+
+    psi      twice what the best safe policy of the plug-in model needs, between LEAST_PSI and MOST_PSI
+    slater   half of the best worst utility on the plug-in model
+    T        VISITS steps for each visited pair
+    kappa    MARGIN of the best worst utility, so that noise does not break a constraint that binds
+    steps    eta/alpha_x = 0.05/n, eta/alpha_V = 0.0028 (1-gamma)/A, eta/alpha_lam = 0.05 (1-gamma), n visited pairs
+    start    V and lam of the plug-in problem inside D(psi), x = its occupancy, a little mu_hat/(1-gamma) mixed in
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dpdl import policy as policies
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.models import certified, highs
+from dpdl.models import linear_programs as programs
+from dpdl.models.cmdp import CMDP
+from dpdl.models.judgement import TOLERANCE
+from dpdl.models.occupancy import state_occupancy
+from dpdl.models.plug_in import plug_in
+
+#: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
+LEAST_PSI, MOST_PSI = 4.0, 300.0
+LEAST_SLATER, MARGIN = 1e-3, 0.05
+VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
+#: Share of mu_hat/(1-gamma) in the starting point, and the least multiplier in it.
+MIXED, LEAST_LAM = 1e-4, 0.01
+#: Linear programs of the plug-in model are solved up to this many pairs, and for this many seconds.
+LP_PAIRS, LP_SECONDS = 20_000, 60.0
+
+
+class Careful(NamedTuple):
+    """The policy with the best worst utility on the plug-in model."""
+
+    margin: float  # that utility, normalised
+    occupancy: Array  # (S, A)
+
+
+class Plan(NamedTuple):
+    """A saddle point of the plug-in problem inside D(psi): normalised occupancy, value function and multipliers."""
+
+    q: Array
+    V: Array
+    lam: Array
+
+
+_CAREFUL: WeakKeyDictionary[Dataset, tuple[tuple[float, bytes], Careful | None]] = WeakKeyDictionary()
+
+
+def most_careful(dataset: Dataset, gamma: float, initial: Array) -> Careful | None:
+    """Return the best worst utility on the plug-in model; None if it could not be found, for size or precision."""
+    key = (gamma, initial.tobytes())
+    if dataset not in _CAREFUL or _CAREFUL[dataset][0] != key:
+        _CAREFUL[dataset] = (key, _most_careful(plug_in(dataset, gamma, initial)))
+    return _CAREFUL[dataset][1]
+
+
+def _most_careful(model: CMDP) -> Careful | None:
+    if model.n_utilities == 0 or model.r.size > LP_PAIRS:
+        return None
+    closed = model.closed()
+    try:
+        with highs.time_limit(LP_SECONDS):
+            answer = certified.solve(programs.largest_margin(closed, programs.region(closed)))
+    except TimeoutError:
+        return None
+    if answer is None or not answer.feasible or answer.bound > answer.value + TOLERANCE:
+        return None
+    return Careful(answer.value - 1, (answer.q[: model.r.size] / (1 - model.gamma)).reshape(model.r.shape))
+
+
+def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None:
+    """Return the most careful policy if not even that keeps every constraint on the plug-in model, else None."""
+    if dataset.n_utilities == 0:
+        return None
+    model = plug_in(dataset, gamma, initial)
+    logged = policies.from_occupancy(dataset.frequencies)
+    p, _ = state_occupancy(model, logged)
+    if (np.einsum("isa,sa->i", model.u, p[:, None] * logged) >= -TOLERANCE).all():
+        return None  # the policy that made the log is safe
+    found = most_careful(dataset, gamma, initial)
+    return found if found is not None and found.margin < -TOLERANCE else None
+
+
+def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kappa: float = 0.0) -> Plan | None:
+    """Return a saddle point of the plug-in problem; None if there is none, or it could not be found."""
+    model = plug_in(dataset, gamma, initial)
+    if model.r.size > LP_PAIRS:
+        return None
+    closed, mu = model.closed(), dataset.frequencies
+    caps = programs.region(closed, psi if psi is not None else np.inf, mu)
+    program = programs.largest_reward(closed, (1 - gamma) * kappa, caps)
+    try:
+        with highs.time_limit(LP_SECONDS):
+            found = programs.propose(program)
+    except TimeoutError:
+        return None
+    if found is None:
+        return None
+    lam = np.maximum(found.w[: model.n_utilities], 0.0)
+    # HiGHS's V is determined up to a constant: the multiplier of sum q = 1, the gain at which the caps are filled.
+    gain = program.gain - programs.value_drop(closed, found.V) + lam @ closed.u.reshape(len(lam), closed.r.size)
+    order = np.argsort(-gain)
+    critical = int(np.searchsorted(np.cumsum(np.minimum(caps[order], 1.0)), 1.0 - 1e-9))
+    V = found.V + gain[order][min(critical, len(order) - 1)] / (1 - gamma)
+    return Plan(found.q[: model.r.size], V[: model.n_states], lam)
+
+
+def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[str, Any]:
+    """Return `given` completed: settings of a run in practice."""
+    gamma, n = float(given["gamma"]), len(dataset.pairs)
+    found: dict[str, Any] = {"profile": "practice", "order": "shuffle", "eta": 1.0, "floor": 0.1 / len(dataset)}
+    found["alpha_x"] = n / 0.05
+    found["alpha_V"] = dataset.n_actions / (2.8e-3 * (1 - gamma))
+    found["alpha_lam"] = 1 / (0.05 * (1 - gamma))
+    careful = most_careful(dataset, gamma, initial)
+    if "slater" not in given:
+        found["slater"] = 0.5 if careful is None else min(1.0, max(LEAST_SLATER, careful.margin / 2))
+    if "kappa" not in given and "eps" not in given and careful is not None:
+        found["kappa"] = MARGIN * max(0.0, careful.margin) / (1 - gamma)
+    if "psi" not in given:
+        found["psi"] = _needed_psi(dataset, gamma, initial)
+    if "T" not in given and "eps" not in given:
+        found["T"] = int(min(MOST_STEPS, max(LEAST_STEPS, VISITS * n)))
+    return found | given
+
+
+def _needed_psi(dataset: Dataset, gamma: float, initial: Array) -> float:
+    """Return twice the deviation of the best safe policy of the plug-in model, or of the log's own if there is none."""
+    found = plan(dataset, gamma, initial, None)
+    if found is None:
+        return MOST_PSI
+    mu = dataset.pair_counts / len(dataset)
+    return float(np.clip(2 * (found.q[dataset.pairs] / mu).max(), LEAST_PSI, MOST_PSI))
+
+
+def start(dataset: Dataset, gamma: float, initial: Array, psi: float, kappa: float) -> Plan | None:
+    """Return the plan to start from: a saddle point of the run's own problem; None if there is none.
+
+    If no policy inside D(psi) has the margin kappa, the plan is without it.
+    """
+    found = plan(dataset, gamma, initial, psi, kappa) or plan(dataset, gamma, initial, psi)
+    return None if found is None else found._replace(lam=np.maximum(found.lam, LEAST_LAM))
+
+
+def log_mixture(q: Array, mu_hat: Array, gamma: float) -> Array:
+    """Return log x of a starting point with normalised occupancy q, a little of mu_hat mixed in.
+
+    Examples
+    --------
+    >>> np.exp(log_mixture(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 0.5)).round(5).tolist()
+    [1.9999, 0.0001]
+    """
+    return np.log(((1 - MIXED) * q + MIXED * mu_hat) / (1 - gamma)) if len(q) else np.full(0, -math.inf)
