@@ -585,7 +585,7 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"eps": None, "T": 10}, TypeError, r"missing setting 'eps': the accuracy that VERIFY tests for"),
+        ({"eps": None, "T": 10, "profile": "theory"}, TypeError, r"missing setting 'eps': the accuracy that VERIFY"),
         ({"psi": 0.5}, ValueError, r"psi must be >= 1 and <= 1e\+30, got 0.5"),
         ({"steps": 10}, TypeError, r"unknown setting 'steps'; settings are T, "),
         ({"rho0": [1.0]}, ValueError, r"rho0 must have shape \(4,\), got \(1,\)"),

@@ -543,7 +543,10 @@ NONSENSE = {
     "steps beyond T": (say("settings", T=1000), "which must lie between 0 and 1000"),
     "inputs that are no flags": (say("inputs", default_start="yes"), "default_start must be True or False"),
     "an estimate that is no flag": (say("inputs", mixing_time_estimated=2), "mixing_time_estimated must be True or"),
-    "more inputs than there are": (say("inputs", more=2), "its inputs have ['default_start', 'known', 'mixing_"),
+    "more inputs than there are": (
+        say("inputs", more=2),
+        "its inputs have ['default_start', 'initial_estimated', 'known', ",
+    ),
     "known to be odd": (say("inputs", known=["gamma"]), "known must be one of"),
     "a part that is not there": (say("inputs", n_reference=300), "n_reference must be between 1 and 299, got 300"),
     "a part that mu_hat was not made of": (say("inputs", n_reference=5), "does not count the first 5 transitions"),

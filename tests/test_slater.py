@@ -323,7 +323,13 @@ def test_a_wrong_slater_is_contradicted_once_the_log_is_long_enough():
 def test_a_problem_without_a_safe_policy_is_called_that():
     unsafe = CMDP(BANDIT.P, BANDIT.r, [[[-0.9, -0.5]]], 0.5, [1.0])
     log = unsafe.sample(1000, [[0.5, 0.5]], rng=0)
-    result = learn(log, gamma=0.5, psi=2, slater=0.1, T=10, rho0=[1.0], rng=0)
+    settings = {"gamma": 0.5, "psi": 2, "slater": 0.1, "T": 10, "rho0": [1.0], "rng": 0}
+    refused = learn(log, **settings)
+    assert (refused.status, refused.n_steps, refused.success) == (Status.INFEASIBLE, 0, False)
+    assert "no policy keeps every constraint; the most careful one is returned" in refused.message
+    np.testing.assert_allclose(refused.policy, [[0.0, 1.0]], atol=1e-9)
+    result = learn(log, **settings, even_if_infeasible=True)
+    assert not result.success
     assert result.notes == (
         *log.notes,  # its utility is always negative
         "slater = 0.1 is contradicted by the data: with confidence 0.95, no policy whose occupancy is within psi = 2 "
@@ -461,7 +467,8 @@ def slow_log():
     )
 
 
-SLOW = {"gamma": 0.999, "psi": 2, "slater": 0.1, "T": 1000, "initial_states": [0], "rng": 0}
+SLOW = {"gamma": 0.999, "psi": 2, "slater": 0.1, "T": 1000, "initial_states": [0], "rng": 0,
+        "even_if_infeasible": True}  # fmt: skip
 
 
 def test_the_check_obeys_the_time_limit():
@@ -471,6 +478,13 @@ def test_the_check_obeys_the_time_limit():
     assert (result.status, result.n_steps) == (Status.COMPLETED, 1000)
     (note,) = result.notes
     assert note.startswith("slater = 0.1 was not compared with the data: the check did not finish within ")
+
+
+def test_finding_out_whether_constraints_can_be_kept_obeys_the_time_limit():
+    began = time.monotonic()
+    result = learn(slow_log(), **(SLOW | {"even_if_infeasible": False}), time_limit=1)
+    assert time.monotonic() - began < 3.5
+    assert result.notes[0].startswith("it was not checked within 1 s whether the plug-in model can keep")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")

@@ -40,7 +40,7 @@ def log_of(n_utilities):
 def begin(path, log, **changes):
     """Begin a run, and take no step."""
     rho0 = np.arange(log.n_states) + (log.n_states == 1)  # one state is never drawn, if there are several
-    options = {"rho0": rho0 / rho0.sum(), "rng": 5, "step_limit": 0, "checkpoint": path}
+    options = {"rho0": rho0 / rho0.sum(), "rng": 5, "step_limit": 0, "checkpoint": path, "even_if_infeasible": True}
     return learn(log, **{**COMMON, **changes, **options})
 
 

@@ -313,7 +313,7 @@ class Judge:
         caps = dual.psi * self.counts / len(self.dataset)
         if model.ends is not None:
             caps = np.append(caps, np.inf)
-        P, u, A = model.P, model.u.reshape(model.n_utilities, -1), model.n_actions
+        P, u, A = model.P, model.u.reshape(model.n_utilities, model.r.size), model.n_actions
 
         def bound(V: Array, lam: Array) -> float:
             left = model.r.ravel() + lam @ u - np.repeat(V, A) + model.gamma * (P @ V)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,12 +28,13 @@ from dpdl.data.reference import Reference
 from dpdl.lasting import checkpoint
 from dpdl.lasting import plan as plans
 from dpdl.lasting.interrupts import Interrupts
+from dpdl.learning import practice
 from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
 from dpdl.premises import Premise, combined
 from dpdl.result import MESSAGES, Level, Point, Result, Status
 from dpdl.running.arguments import accepts, parse
-from dpdl.running.driver import drive
+from dpdl.running.driver import drive, refuse_infeasible
 from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
 from dpdl.theory import Problem
@@ -44,6 +46,8 @@ BUDGETS = ("n_reference", "n_descent", "n_verification")
 
 #: What a run is called in a folder of checkpoints.
 LEVEL = "level"
+#: In practice the method stops when a level earns no more than this share more than the previous one.
+PRACTICAL_GAIN = 0.01
 #: Stands for a function there.
 _FUNCTION = "a function"
 
@@ -77,12 +81,16 @@ def learn_adaptive(
 ) -> Result:
     """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (Algorithm 2).
 
+    Without `eps`, and whatever else of the theorem is missing, levels are run as `learn` runs in practice, on the whole
+    log. A level passes if its policy is estimated to keep every constraint. The method stops when a level passes and
+    earns no more than 1% more than the one before, which passed too, or when psi no longer limits the policy.
+
     Parameters
     ----------
     dataset : Dataset
         The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
     settings : Settings, optional
-        Parameters, or give them as keywords; `eps` is needed. `psi` is that of the first level, 1 by default.
+        Parameters, or give them as keywords. `psi` is that of the first level, 1 by default (4 without `eps`).
     rho0, initial_states, rng, callback, progress, step_limit, time_limit, ...
         As for `learn`; the `history` of intermediate results has the complete levels, and limits apply to all levels
         together.
@@ -129,13 +137,13 @@ def learn_adaptive(
     >>> learn_adaptive(log, **common).message.split(",")[0]
     'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
     """
+    first: dict[str, Any] = {} if settings is not None else {"psi": 1.0}
+    if settings is None and keywords.get("eps") is None:
+        first = {"psi": practice.LEAST_PSI, "profile": "practice"}
     chosen, inputs, options = parse(
-        dataset,
-        settings,
-        dict(keywords) if settings is not None else {"psi": 1.0} | dict(keywords),
-        AdaptiveKeywords,
-        knowable=("slater", "mixing_time"),
+        dataset, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
+    reuse = check.flag("reuse", reuse) or chosen.profile == "practice"
     plan = _Plan(
         dataset=dataset,
         base=chosen,
@@ -196,6 +204,11 @@ def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, i
     """Run levels until the method stops, and return the outcome."""
     levels: list[Level] = []
     callback = options.callback
+    if not options.even_if_infeasible:
+        refused = refuse_infeasible(plan.untouched(generator), options, interrupts)
+        if refused is not None:
+            return refused
+    options = replace(options, even_if_infeasible=True)  # a level may read a part of the log only
 
     def report(result: Result) -> object:
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
@@ -234,9 +247,14 @@ def _levels(
         levels.append(level)
         if status is not Status.COMPLETED:
             return status, message
+        if plan.in_practice and level.psi * plan.least_share >= 1:
+            return Status.COMPLETED, f"stopped at level {number}: psi = {level.psi:g} no longer limits the policy"
         if previous is not None and previous.verdict and level.verdict:
-            gain, most = level.reward - previous.reward, plan.exit_margin * phases.eps
+            most = PRACTICAL_GAIN * abs(level.reward) if plan.in_practice else plan.exit_margin * phases.eps
+            gain = level.reward - previous.reward
             if gain <= most:
+                if plan.in_practice:
+                    return Status.COMPLETED, f"stopped at level {number}, psi = {level.psi:g}: more hardly earns more"
                 return Status.COMPLETED, (
                     f"stopped at level {number}, psi = {level.psi:g}: VERIFY passed twice in a row and J-hat grew by "
                     f"{gain:.3g}, at most {most:.3g}"
@@ -277,7 +295,7 @@ class _Plan:
 
     def __post_init__(self) -> None:
         self.reuse, self.warm_start = check.flag("reuse", self.reuse), check.flag("warm_start", self.warm_start)
-        if self.base.eps is None:
+        if self.base.eps is None and not self.in_practice:
             raise TypeError("missing setting 'eps': the accuracy that VERIFY tests for")
         for name in BUDGETS:
             budget = getattr(self, name)
@@ -296,6 +314,11 @@ class _Plan:
         except ValueError as error:
             raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
 
+    @property
+    def in_practice(self) -> bool:
+        """Whether levels pass by the judgement of their policy instead of by VERIFY."""
+        return self.base.profile == "practice"
+
     def fix_mixing_time(self) -> None:
         """Estimate the mixing time once, from the whole log, if the settings ask for an estimate."""
         if self.base.mixing_time == ESTIMATE:
@@ -312,13 +335,12 @@ class _Plan:
     def stated(self, number: int) -> Settings:
         """Settings of a level as the paper states them: psi_K, eps, delta_K; T may be None."""
         base = self.base
-        assert base.eps is not None
         try:
             psi = base.psi * self.growth ** (number - 1)
         except OverflowError:
             psi = math.inf
         delta = theory.adaptive_delta(base.delta, number)
-        return replace(base, psi=psi, eps=base.eps / self.eps_divisor, delta=delta)
+        return replace(base, psi=psi, eps=None if base.eps is None else base.eps / self.eps_divisor, delta=delta)
 
     def settings(self, number: int) -> Settings:
         """Settings of a level; T may still be None."""
@@ -330,7 +352,7 @@ class _Plan:
             raise TypeError(f"per_level must return a mapping of settings, got {type(changes).__name__}")
         level = Settings.of(level, dict(changes))
         for name, unfit in (("eps", None), ("mixing_time", ESTIMATE)):
-            if getattr(level, name) == unfit:
+            if getattr(level, name) == unfit and not (name == "eps" and self.in_practice):
                 raise ValueError(f"per_level must return a number as {name}, got {unfit!r}")
         return level
 
@@ -354,9 +376,8 @@ class _Plan:
     def phases(self, number: int, position: int) -> _Phases | str:
         """What the level reads, beginning at `position`; if the log is too short, a message that says so."""
         settings = self.settings(number)
-        assert settings.eps is not None
         if self.reuse:
-            return _Phases(settings, settings.eps, 0, self.dataset, None, self.dataset)
+            return _Phases(settings, settings.eps or math.nan, 0, self.dataset, None, self.dataset)
         n_reference, n_descent, n_verification, steps = self.needs(settings)
         n_run, n_left = n_reference + n_descent, len(self.dataset) - position
         if n_run + n_verification > n_left:
@@ -396,12 +417,20 @@ class _Plan:
         base = Settings.of(None, content["settings"])
         return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in planned})
 
+    def untouched(self, generator: np.random.Generator) -> Run:
+        """A run on the whole log before its first step."""
+        settings = self.settings(1)
+        steps = settings.T or min(self.needs(settings)[3], 2**63 - 1)
+        return Run.of(Layout.of(self.dataset, replace(settings, T=steps), self.inputs), generator)
+
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result before the first step: the policy is that of the data."""
-        settings = self.settings(1)
-        steps = min(self.needs(settings)[3], 2**63 - 1)
-        run = Run.of(Layout.of(self.dataset, replace(settings, T=steps), self.inputs), generator)
-        return run.result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
+        return self.untouched(generator).result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
+
+    @cached_property
+    def least_share(self) -> float:
+        """Share of the rarest visited pair in the log."""
+        return float(self.dataset.pair_counts.min()) / len(self.dataset)
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
         """The result of the level to return, with the history, the premises and the guarantee."""
@@ -481,17 +510,22 @@ def _run_level(
     is_new = options.checkpoint is not None and not options.checkpoint.exists()
     result = drive(run, options, interrupts, new=is_new)
     status, message, found = result.status, result.ending, None
+    verdict, reward = None, math.nan
     if status is Status.COMPLETED:
         try:
-            eps, delta = phases.eps, phases.settings.delta
-            found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
+            if plan.in_practice and result.evaluation is not None:
+                verdict, reward = result.evaluation.kept, result.evaluation.reward.value
+            else:
+                eps, delta = phases.eps, phases.settings.delta
+                found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
+                verdict, reward = found.verdict, found.reward
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
     level = Level(
         psi=result.settings.psi,
         delta=result.settings.delta,
-        verdict=None if found is None else found.verdict,
-        reward=math.nan if found is None else found.reward,
+        verdict=verdict,
+        reward=reward,
         flow_margin=math.nan if found is None else found.flow_margin,
         utility_margin=math.nan if found is None else found.utility_margin,
         n_steps=result.n_steps,

@@ -11,8 +11,11 @@ import math
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dpdl import _core
 from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
@@ -27,6 +30,8 @@ from dpdl.running.options import Options
 
 #: Longest time that the core runs before it returns to Python, in seconds.
 CHUNK_SECONDS = 0.02
+#: Time limit for finding out before the first step whether the constraints can be kept.
+FEASIBILITY_SECONDS = 30.0
 #: Time limits for comparing slater with the data after the last step: by default, and with check_slater=True.
 SLATER_SECONDS, ASKED_SLATER_SECONDS = 5.0, 60.0
 
@@ -35,11 +40,9 @@ logger = logging.getLogger("dpdl")
 
 def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
     """Take the remaining steps and return the result; no step if the plug-in model cannot keep the constraints."""
-    if new and not options.even_if_infeasible:
-        layout = run.layout
-        careful = practice.infeasible(layout.dataset, layout.settings.gamma, layout.inputs.initial)
-        if careful is not None:
-            return infeasible_result(run, careful)
+    refused = refuse_infeasible(run, options, interrupts) if new and not options.even_if_infeasible else None
+    if refused is not None:
+        return refused
     core, planned = run.core, run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
@@ -82,9 +85,22 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
             status = Status.INTERRUPTED
 
 
-def infeasible_result(run: Run, careful: practice.Careful) -> Result:
-    """The result of a problem that has no safe policy on its plug-in model: the most careful policy, and no step."""
-    layout, pairs = run.layout, run.layout.dataset.pairs
+def refuse_infeasible(run: Run, options: Options, interrupts: Interrupts) -> Result | None:
+    """The result, without any step, of a problem whose constraints no policy keeps on the plug-in model, else None.
+
+    It has the most careful policy. If the check takes too long, the run's notes say that it was not made.
+    """
+    layout, gamma = run.layout, run.layout.settings.gamma
+    seconds = min(FEASIBILITY_SECONDS, options.time_limit)
+    work = partial(practice.infeasible, layout.dataset, gamma, layout.inputs.initial)
+    found = _in_background(work, seconds, options, interrupts)
+    if not found:
+        note = f"it was not checked within {seconds:.3g} s whether the plug-in model can keep the constraints"
+        run.notes = (*run.notes, note)
+        return None
+    careful, pairs = found[0], layout.dataset.pairs
+    if careful is None:
+        return None
     weight = layout.reference.at(pairs) * len(layout.dataset) / layout.dataset.pair_counts
     result = run.result(
         Status.INFEASIBLE,
@@ -95,47 +111,57 @@ def infeasible_result(run: Run, careful: practice.Careful) -> Result:
 
 
 def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: float) -> None:
-    """Check whether the data contradicts slater, if that is requested or quick; the run's notes get the outcome.
-
-    The check runs in a thread, because Python does not handle Ctrl-C while HiGHS is running. An abandoned thread ends
-    when the time limit of its linear programs expires.
-    """
+    """Check whether the data contradicts slater, if that is requested or quick; the run's notes get the outcome."""
     dataset, settings, wanted = run.layout.dataset, run.layout.settings, options.check_slater
     if wanted is False or (wanted is None and not quick_to_check(dataset)) or not can_be_checked(dataset):
         return
     seconds = min(SLATER_SECONDS if wanted is None else ASKED_SLATER_SECONDS, max(0.0, deadline - time.monotonic()))
-    found: list[str | Exception | None] = []
-    finished = threading.Event()  # an interrupted Thread.join may take a running thread for a finished one
-
-    def work() -> None:
-        try:
-            with highs.time_limit(seconds):
-                found.append(contradiction(dataset, settings, run.layout.reference, run.layout.inputs.initial))
-        except TimeoutError:
-            pass
-        except Exception as error:
-            found.append(error)
-        finally:
-            finished.set()
-
-    # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
-    worker = threading.Thread(target=work, name="dpdl-slater")
+    work = partial(contradiction, dataset, settings, run.layout.reference, run.layout.inputs.initial)
     unfinished = f"slater = {settings.slater:g} was not compared with the data: the check"
-    ends = time.monotonic() + seconds
     try:
-        worker.start()
-        while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
-            if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
-                raise KeyboardInterrupt
+        found = _in_background(work, seconds, options, interrupts)
     except KeyboardInterrupt:
         run.notes = (*run.notes, f"{unfinished} was interrupted")
         raise
     if not found:
         run.notes = (*run.notes, f"{unfinished} did not finish within {seconds:.3g} s")
-    elif isinstance(found[0], Exception):
-        raise found[0]
     elif found[0]:
         run.notes, run.slater_refuted = (*run.notes, found[0]), True
+
+
+def _in_background(
+    work: Callable[[], Any], seconds: float, options: Options, interrupts: Interrupts
+) -> tuple[()] | tuple[Any]:
+    """Return what a function that solves linear programs returns, or nothing if that takes longer.
+
+    It runs in a thread, because Python does not handle Ctrl-C while HiGHS is running. An abandoned thread ends when the
+    time limit of its linear programs expires.
+    """
+    found: list[Any] = []
+    failed: list[Exception] = []
+    finished = threading.Event()  # an interrupted Thread.join may take a running thread for a finished one
+
+    def run() -> None:
+        try:
+            with highs.time_limit(seconds):
+                found.append(work())
+        except TimeoutError:
+            pass
+        except Exception as error:
+            failed.append(error)
+        finally:
+            finished.set()
+
+    # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
+    worker = threading.Thread(target=run, name="dpdl-linear-program")
+    ends = time.monotonic() + seconds
+    worker.start()
+    while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
+        if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+            raise KeyboardInterrupt
+    if failed:
+        raise failed[0]
+    return (found[0],) if found else ()
 
 
 class _CheckpointWriter:
