@@ -12,6 +12,7 @@ from dpdl import _core, exact
 from dpdl.data.dataset import Dataset
 from dpdl.learning.layout import Inputs, Layout
 from dpdl.learning.twin import Twin
+from dpdl.result import Point
 from dpdl.settings import Settings
 
 ACTIONS, BRANCHING, RECORDS_PER_PAIR = 10, 5, 10
@@ -22,17 +23,27 @@ LOOSE, TIGHT = 1000.0, 1.0
 
 
 class Bench:
-    """A synthetic problem of about `n_pairs` visited pairs."""
+    """A synthetic problem of about `n_pairs` visited pairs.
 
-    def __init__(self, n_pairs: int, psi: float, n_utilities: int = 1, seed: int = 0) -> None:
+    With `full`, x starts with sum x at its bound, V stays near 0 and the utilities are 0, so that every step would
+    increase x and is in case 2 of the x-update, unless it takes the sampled pair to its cap.
+    """
+
+    def __init__(self, n_pairs: int, psi: float, n_utilities: int = 1, seed: int = 0, *, full: bool = False) -> None:
         rng = np.random.default_rng(seed)
         n_states = max(2, n_pairs // ACTIONS)
-        self.dataset = make_log(n_states, n_utilities, rng)
-        self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=10**8, floor=1e-8).resolve(
+        self.dataset = make_log(n_states, n_utilities, rng, utility=0.0 if full else 1.0)
+        alpha_V = 1e9 if full else None
+        self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=10**8, floor=1e-8, alpha_V=alpha_V).resolve(
             n_states, ACTIONS, n_utilities
         )
         rho0 = np.full(n_states, 1 / n_states)
         self.layout = Layout.of(self.dataset, self.settings, Inputs.of(self.dataset, rho0=rho0))
+        if full:
+            log_x, V, log_lam = self.layout.start()
+            x = self.layout.coordinates.table(np.exp(log_x)).dense(n_states, ACTIONS)
+            start = Point.of(x * (self.layout.constants.B1 / x.sum()), V, np.exp(log_lam))
+            self.layout = Layout.of(self.dataset, self.settings, Inputs.of(self.dataset, rho0=rho0, start=start))
         self.n_coordinates = len(self.layout.coordinates.c)
 
     def sampler(self, seed: int) -> _core.Sampler:
@@ -61,14 +72,17 @@ class Bench:
         return twin
 
 
-def make_log(n_states: int, n_utilities: int, rng: np.random.Generator) -> Dataset:
-    """A log of an uneven behaviour on a random sparse model; rewards and utilities are functions of the pair."""
+def make_log(n_states: int, n_utilities: int, rng: np.random.Generator, *, utility: float = 1.0) -> Dataset:
+    """A log of an uneven behaviour on a random sparse model; rewards and utilities are functions of the pair.
+
+    `utility` is the largest absolute value of the utilities.
+    """
     n_pairs = n_states * ACTIONS
     counts = rng.poisson(RECORDS_PER_PAIR * rng.gamma(2.0, 0.5, n_pairs))
     pair = rng.permutation(np.repeat(np.arange(n_pairs), counts))
     successors = rng.integers(0, n_states, (n_pairs, BRANCHING), dtype=np.int32)
     s_next = successors[pair, rng.integers(0, BRANCHING, len(pair))]
-    reward, utility = rng.random(n_pairs), rng.uniform(-1, 1, (n_pairs, n_utilities))
+    reward, utilities = rng.random(n_pairs), utility * rng.uniform(-1, 1, (n_pairs, n_utilities))
     return Dataset(
-        pair // ACTIONS, pair % ACTIONS, s_next, reward[pair], utility[pair], n_states=n_states, n_actions=ACTIONS
+        pair // ACTIONS, pair % ACTIONS, s_next, reward[pair], utilities[pair], n_states=n_states, n_actions=ACTIONS
     )

@@ -14,6 +14,7 @@ CODES: dict[int, str]
 COUNTERS: tuple[str, ...]
 BLOCK_SIZE: int
 N_MOMENTS: int
+N_TERMS: int
 MAX_ITERATIONS: int
 THRESHOLD: float
 HEAD_DTYPE: np.dtype[np.void]

@@ -45,6 +45,7 @@ cdef enum:
 # Constants that dpdl.lasting.state needs.
 BLOCK_SIZE = BLOCK
 N_MOMENTS = _lazy.N_MOMENTS
+N_TERMS = _lazy.N_TERMS
 MAX_ITERATIONS = _kkt.MAX_ITERATIONS
 THRESHOLD = 0.25        # of tau: a bin beyond it is rebased
 
@@ -413,6 +414,7 @@ cdef class LazyCore(Core):
     cdef _lazy.Lazy lazy
     cdef readonly object bins, members, settled
     cdef object frame, moments
+    cdef object window, powers      # views of the structs of `lazy`
     cdef bint far       # the data does not fit the caches
 
     def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=THRESHOLD,
@@ -449,7 +451,13 @@ cdef class LazyCore(Core):
         self.lazy.moment = <double *> address(self.moments[0])
         self.lazy.past = <double *> address(self.moments[1])
         self.far = self.members.nbytes + self.V_rows.nbytes + self.record_bytes.nbytes > CACHED
-        self.lazy.since = 0
+        n_seen = n - (coordinates.n_unseen > 0)
+        self.lazy.unseen = &self.lazy.member[n_seen] if n_seen < n else NULL
+        self.lazy.top = coordinates.c[:n_seen].max()
+        self.lazy.unit = 1 / self.lazy.top
+        _lazy.open_window(&self.lazy, 0)
+        self.window = np.asarray(<double[:sizeof(_lazy.Window) // 8]> <double *> &self.lazy.window)
+        self.powers = np.asarray(<double[:sizeof(_lazy.Powers) // 8]> <double *> &self.lazy.powers)
         self.lazy.threshold = threshold
         self.lazy.reach = reach
         self.lazy.refresh = layout.refresh if refresh is None else refresh
@@ -480,6 +488,8 @@ cdef class LazyCore(Core):
             "x": np.stack([*(self.members[name] for name in ("log_z", "z", "acc", "mark")), *self.settled.T]),
             "frame": self.frame[:3].copy(),
             "moments": self.moments.copy(),
+            "window": self.window.copy(),
+            "powers": self.powers.copy(),
             "sums": np.array([lazy.total.high, lazy.total.low, lazy.weighted.high, lazy.weighted.low]),
             "steps": np.array([lazy.since, lazy.next_refresh], dtype=np.int64),
         }
@@ -492,6 +502,7 @@ cdef class LazyCore(Core):
         self.settled[:] = state["x"][4:].T
         self.frame[:3] = state["frame"]
         self.moments[:] = state["moments"]
+        self.window[:], self.powers[:] = state["window"], state["powers"]
         self.lazy.total.high, self.lazy.total.low, self.lazy.weighted.high, self.lazy.weighted.low = state["sums"]
         self.lazy.since, self.lazy.next_refresh = state["steps"]
 
@@ -526,7 +537,7 @@ cdef class LazyCore(Core):
                 if k + _lazy.AHEAD < f.n:
                     _random.dpdl_prefetch_read(&f.member[k + _lazy.AHEAD])
                 i = &f.member[k]
-                recent = _lazy.unsettled(i, _lazy.visits(f, i, _lazy.fraction(f, i), now))
+                recent = _lazy.unsettled(i, _lazy.visits(f, i, _lazy.position(f, i), _lazy.fraction(f, i), now))
                 x_sum[k] = (f.settled[k].high + (f.settled[k].low + recent)) / divisor
                 log_x[k] = _lazy.log_of(f, i)
         return sums, logs

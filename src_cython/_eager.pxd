@@ -93,7 +93,7 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
         return OK
 
     e.j = j
-    solve(&pair, m.B1, m.B2, m.c_min, moments_at, e, &u)
+    solve(&pair, m.B1, m.B2, m.c_min, 0.0, moments_at, e, &u)
     if u.code != OK:
         return u.code
     for i in range(e.n):

@@ -34,7 +34,7 @@ cdef int find(object log_x, object x_values, object c, double log_cap, int64_t j
     pair.log_cap = _kkt.effective_log_cap(log_cap, e.c[j], B1, B2)
     pair.log_free = e.log_x[j] + step
     with nogil:
-        _kkt.solve(&pair, B1, B2, c_min, _eager.moments_at, &e, u)
+        _kkt.solve(&pair, B1, B2, c_min, 0.0, _eager.moments_at, &e, u)
     return 0
 
 

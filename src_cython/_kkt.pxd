@@ -157,9 +157,12 @@ cdef inline double between(double low, double high) noexcept nogil:
     return sqrt(low) * sqrt(high) if high > 16.0 * low else 0.5 * (low + high)
 
 
-cdef inline void solve(const Pair *j, double B1, double B2, double c_min, MomentsAt moments_at, void *context,
-                       Update *u) noexcept nogil:
+cdef inline void solve(const Pair *j, double B1, double B2, double c_min, double guess, MomentsAt moments_at,
+                       void *context, Update *u) noexcept nogil:
     """Find the multipliers; c_min is a lower bound of all c, and the cap of j an effective one.
+
+    A guess of beta, unless zero, is taken if it solves the problem as it is. One at which j has left its cap is not,
+    because log_free - c_j beta may cancel.
 
     Newton on log(G) = log(bound), both without c_j x_j if j is at its cap. Where alpha = 0 that function is convex and
     decreasing, so Newton from the left converges to the root without overshooting.
@@ -179,6 +182,11 @@ cdef inline void solve(const Pair *j, double B1, double B2, double c_min, Moment
     cdef int iteration, code
     cdef bint bisect = False
 
+    if guess > 0.0 and moments_at(context, guess, &m) == OK:
+        respond(j.log_free - j.c * guess, j.c, log_cap, &m, B1, B2, &q)
+        if q.capped == (leave >= 0.0) and fabs(q.weighted - q.bound) <= TOLERANCE * q.bound:
+            store(u, &q, &m, guess, 1, OK)
+            return
     code = moments_at(context, 0.0, &m)
     respond(log_free, j.c, log_cap, &m, B1, B2, &q)
     if code != OK or q.weighted <= q.bound * (1.0 + TOLERANCE):

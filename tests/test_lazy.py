@@ -1,6 +1,7 @@
 """The lazy core makes the iterates of the eager one, whatever the bins go through."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from dpdl import _core, exact, instances
 from dpdl.data.dataset import Dataset
 from dpdl.learning.bins import OWN_BINS, Bins
+from long_runs import greedy_log
 from problems import Run, random_log, resolved
 
 STEPS = 10**5
@@ -41,7 +43,15 @@ def regimes():
     thin = random_log(100, 10, 1000, 1, seed=5, evenness=0.3)
     assert (thin.pair_counts == 1).sum() > 100
     quick = {"alpha_x": 1.0, "alpha_V": 0.3}
+    greedy = greedy_log(12, 4, 2000, seed=1)  # sum x is at its bound from some thousand steps on
     return {
+        "mass bound": (greedy, resolved(greedy, psi=100, **common, alpha_x=10.0, alpha_V=1e3), {}),
+        "mass bound, folded at every step": (
+            greedy,
+            resolved(greedy, psi=100, **common, alpha_x=10.0, alpha_V=1e3),
+            {"threshold": 0.0},
+        ),
+        "both bounds": (greedy, resolved(greedy, psi=8, **common, alpha_x=10.0, alpha_V=1e3), {}),
         "psi above C*": (one, resolved(one, psi=2 * C_one, **common), {}),
         "psi below C*": (one, resolved(one, psi=1.1, **common, **quick), {}),
         "psi above C*, twenty utilities": (many, resolved(many, psi=2 * C_many, **common), {}),
@@ -68,10 +78,14 @@ def test_a_hundred_thousand_steps_agree(name):
     counts = lazy.core.diagnostics
     # A step within rounding of a bound may be called case 1 by one core and case 3, with beta = 1e-17, by the other.
     assert abs(counts["case_3"] - eager.core.diagnostics["case_3"]) <= 20
-    if "above" not in name:
+    if "bound" in name:
+        assert counts["case_2"] > 5000
+        assert (name == "both bounds") == (min(counts["case_3"], counts["case_4"]) > 1000)
+    elif "above" not in name:
         assert counts["case_3"] + counts["capped"] > 1000  # deviation control binds, by its sum or by its caps
     if options:
-        assert counts["rebases"] > 2 * counts["case_3"] > 1000
+        moves = STEPS - counts["case_1"]
+        assert counts["rebases"] > 2 * moves > 1000
     assert relative(lazy.means, eager.means) < 1e-9
     assert relative(lazy.point, eager.point) < 1e-9
 
@@ -92,6 +106,37 @@ def test_each_step_agrees_where_trajectories_separate(psi, gamma, alpha_x):
             np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
     others = sum(lazy.core.diagnostics[f"case_{k}"] for k in (2, 3, 4))
     assert others > 50
+
+
+def test_each_step_agrees_while_moves_gather_between_two_folds():
+    log, settings, _ = REGIMES["both bounds"]
+    first = Run("lazy", log, settings, seed=1)
+    assert first.core.run(60_000) == 0
+    small = replace(settings, alpha_x=10 * settings.alpha_x)
+    lazy, draws = (Run(kind, log, small, seed=2, start=first.point) for kind in ("lazy", "eager"))
+    draws, drops = draws.sampler, []
+    for _ in range(1000):
+        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
+        assert lazy.core.run(1) == eager.run(1) == 0
+        np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
+        drops.append(lazy.core.state()["window"][2])
+    assert min(lazy.core.diagnostics[f"case_{k}"] for k in (2, 3, 4)) > 20
+    # A fold returns `drop` to zero.
+    n_moves, n_folds = (np.diff(drops) > 0).sum(), (np.diff(drops) < 0).sum()
+    assert n_moves > 5 * n_folds > 20
+
+
+@pytest.mark.parametrize("name", ["mass bound", "both bounds", "psi below C*", "light floor"])
+def test_averages_are_sums_of_iterates_whatever_binds(name):
+    """Relative to themselves, however small."""
+    log, settings, _ = REGIMES[name]
+    run = Run("lazy", log, settings, seed=4)
+    x_sum = 0.0
+    for _ in range(15_000):
+        x_sum = x_sum + run.core.x
+        assert run.core.run(1) == 0
+    assert run.core.diagnostics["case_1"] < 14_000
+    np.testing.assert_allclose(run.core.x_sum, x_sum, rtol=1e-11, atol=1e-290)
 
 
 def test_a_jump_beyond_the_reach_of_the_series_is_solved_by_summation():
@@ -176,6 +221,16 @@ def test_bins_hold_every_pair_once_and_place_it():
         np.testing.assert_allclose(bins.centre[bins.bin] + bins.half[bins.bin] * bins.d, c, rtol=1e-14)
         assert abs(bins.d).max() <= 1
         assert len(bins.centre) <= OWN_BINS + 1 + np.log2(c.max() / c.min())
+
+
+@pytest.mark.parametrize("last", [3.0, 1e8])
+def test_the_last_pair_may_have_a_bin_for_itself(last):
+    c = np.append(np.repeat([1.0, 2.5, 3.0], 20), last)
+    plain, bins = Bins.of(c[:-1]), Bins.of(c, last_apart=True)
+    assert bins.order[bins.first[-2] : bins.first[-1]].tolist() == [60]
+    assert (bins.centre[-1], bins.half[-1], bins.d[-1]) == (last, 0.0, 0.0)
+    assert np.array_equal(bins.bin[:-1], plain.bin)
+    assert (bins.bin[-1], bins.n_wide) == (len(plain.centre), plain.n_wide)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     initial (S)                                                 distribution of the initial state
     x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
     frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
+    window (9), powers (8)                                      what all pairs have in common since the last fold; power
+                                                                sums, their ceiling, and whether they are valid
     sums (4), steps (2)                                         running sums; steps of the last move and next refresh
     V (3, S), V_since (S), lam (4, I)                           the duals and their sums
     counters (10)                                               the diagnostics
@@ -47,7 +49,7 @@ from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
-ARITHMETIC = 2
+ARITHMETIC = 3
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}

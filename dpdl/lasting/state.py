@@ -2,9 +2,9 @@
 
 `restore` puts the arrays of a checkpoint into a core; `dpdl.lasting.checkpoint` and src_cython/_lazy.pxd define them.
 The core trusts its inputs, so everything that follows from the algorithm is checked here: indices and counts in their
-ranges; V, lam and x in their sets; derived arrays (z, lam, factor, moments, running sums) equal to what they are
-derived from; averages inside the sets that they are averages over. A state that passes need not be the one that the run
-had, but a run can continue from it.
+ranges; V, lam and x in their sets; derived arrays (z, lam, factor, moments, running sums, power sums) equal to what
+they are derived from; averages inside the sets that they are averages over. A state that passes need not be the one
+that the run had, but a run can continue from it.
 
 The checks allow for rounding and nothing else, by two relative bounds:
 
@@ -50,6 +50,7 @@ def restore(run: Run, arrays: Arrays) -> None:
         drift = slack + 64 * EPS * steps
         _check_duals(arrays, layout, drift)
         n_past = int(arrays["steps"][0]) - steps // refresh * refresh  # steps from the last refresh to the last move
+        _check_window(arrays, n_past, slack)
         _check_x(arrays, layout, n_past, slack, drift)
         run.core.restore(arrays)
         _check_x_sums(arrays, run, n_past, slack, drift)
@@ -132,6 +133,19 @@ def _check_duals(arrays: Arrays, layout: Layout, drift: float) -> None:
     _within("lam[3]", lam_low, -drift * radius_lam * steps, drift * radius_lam * steps)
 
 
+def _check_window(arrays: Arrays, n_past: int, slack: float) -> None:
+    """What all pairs have in common since the last fold; at most these n_past steps are before the last move."""
+    (common, scale, drop, *elapsed), valid = arrays["window"], arrays["powers"][-1]
+    _within("powers[7]", valid, float(valid != 0), float(valid != 0))
+    _within("window[0]", common, 0, _core.THRESHOLD / 4 if n_past else 0.0)
+    _within("window[1]", scale, *_exp(-common))
+    _within("window[2]", drop, 0, _core.THRESHOLD / 64 if n_past and valid else 0.0)
+    _within("window[3]", elapsed[0], 0, (1 + slack) * n_past)
+    # elapsed_k sums exp(-common) (-drop)^k / k! over steps in which drop only grew.
+    series = (1 + slack) * elapsed[0] * _terms(-drop, _core.N_TERMS)
+    _within("window[3:]", elapsed, np.minimum(series, 0) - TINY, np.maximum(series, 0) + TINY)
+
+
 def _check_x(arrays: Arrays, layout: Layout, n_past: int, slack: float, drift: float) -> None:
     """x in X; the frame, the moments and the running sums agree with its coordinates."""
     c, bins, constants = layout.coordinates.c, layout.coordinates.bins, layout.constants
@@ -140,17 +154,30 @@ def _check_x(arrays: Arrays, layout: Layout, n_past: int, slack: float, drift: f
     _within("frame[1]", tau, 0, np.minimum(_core.THRESHOLD, (shift + slack) * bins.half / bins.centre))
     _within("frame[2]", factor, *_exp(-shift))
 
-    lift = shift[bins.bin] + bins.d * tau[bins.bin]
+    common, scale, drop, *_ = arrays["window"]
+    seen = slice(len(layout.coordinates.pairs))
+    u = np.zeros(len(c))  # of the unseen pairs
+    u[seen] = c[seen] / c[seen].max()
+    lift = shift[bins.bin] + bins.d * tau[bins.bin] + common + u * drop
     _within("x[0]", log_z, -LARGEST, np.log(_largest_x(layout)) + lift + drift)
     _within("x[1]", z, *_exp(log_z))
-    x = z * factor[bins.bin] * np.exp(-bins.d * tau[bins.bin])
+    x = z * factor[bins.bin] * scale * np.exp(-bins.d * tau[bins.bin] - u * drop)
     for k, (name, weights, bound) in enumerate((("x", 1.0, constants.B1), ("x/mu_hat", c, constants.B2))):
         total = float((weights * x).sum())
         _within(f"sum of {name}", total, 0, (1 + slack) * bound)
         _within(f"sums[{2 * k}]", arrays["sums"][2 * k], total - slack * bound, total + slack * bound)
         _within(f"sums[{2 * k + 1}]", arrays["sums"][2 * k + 1], -slack * bound, slack * bound)
 
-    # z / x is at most exp(1 + 1/4), so the z of a bin sum to at most four times the bound on the sum of its x.
+    *powers, ceiling, valid = arrays["powers"]
+    if valid:
+        since_refresh = int(arrays["counters"][0]) % layout.refresh
+        true = [float((u[seen] ** p * x[seen]).sum()) for p in range(_core.N_TERMS + 1)]
+        _within("powers[6]", ceiling, (1 - slack) * true.pop(), (1 + slack) * (1 + since_refresh) * constants.B1)
+        # They are kept by series in drop, to within a remainder that the ceiling bounds.
+        off = slack * constants.B1 + ceiling * _terms(drop, _core.N_TERMS + 1)[:0:-1]
+        _within("powers[2:6]", powers[2:], (true - off)[2:], (true + off)[2:])
+
+    # z / x is at most exp(1.35), so the z of a bin sum to at most four times the bound on the sum of its x.
     room = 4 * np.minimum(constants.B1, constants.B2 / (bins.centre - bins.half))[:, None]
     moments = np.zeros_like(arrays["moments"][0])
     for k in range(_core.N_MOMENTS):
@@ -161,14 +188,14 @@ def _check_x(arrays: Arrays, layout: Layout, n_past: int, slack: float, drift: f
 def _check_x_sums(arrays: Arrays, run: Run, n_past: int, slack: float, drift: float) -> None:
     """Averages of x in X, and bounds on what they are computed from: q of the bins; acc, mark and settled of pairs."""
     layout, steps = run.layout, float(arrays["counters"][0])
-    (shift, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
+    (_, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
     bins, constants, since_refresh = layout.coordinates.bins, layout.constants, steps % layout.refresh
-    # q_k sums exp(-shift) (-tau)^k / k! over these n_past steps, in which tau only grew; it is zero if shift is zero.
-    k = np.arange(_core.N_MOMENTS)
-    series = (1 + slack) * past[:, :1] * (-tau[:, None]) ** k / [math.factorial(n) for n in k]
-    series = np.pad(series, ((0, 0), (0, past.shape[1] - len(k))))
-    _within("moments[1][:, 0]", past[:, 0], 0, np.where(shift > 0, (1 + slack) * n_past, 0))
-    _within("moments[1]", past, np.minimum(series, 0) - TINY, np.maximum(series, 0) + TINY)
+    # q_k sums exp(-shift) (-tau)^k / k! over these n_past steps, in which tau only grew. A fold truncates series.
+    series = (1 + slack) * past[:, :1] * _terms(-tau[:, None], _core.N_MOMENTS)
+    series = np.pad(series, ((0, 0), (0, past.shape[1] - _core.N_MOMENTS)))
+    _within("moments[1][:, 0]", past[:, 0], 0, (1 + slack) * n_past)
+    room = TINY + EPS * past[:, :1]
+    _within("moments[1]", past, np.minimum(series, 0) - room, np.maximum(series, 0) + room)
     largest = _largest_x(layout)
     room = (1 + drift) * steps * largest
     # P is at most the number of steps since the last refresh, times what exp(-d tau) adds.
@@ -187,6 +214,12 @@ def _largest_x(layout: Layout) -> Array:
     """Upper bound of each coordinate from the cap and the two sum bounds."""
     constants, log_cap = layout.constants, np.minimum(layout.log_cap, math.log(layout.constants.B1))
     return np.minimum(np.exp(log_cap), constants.B2 / layout.coordinates.c)
+
+
+def _terms(value: ArrayLike, n: int) -> Array:
+    """value^k / k! for k < n, along the last axis."""
+    k = np.arange(n)
+    return np.asarray(value) ** k / [float(math.factorial(m)) for m in k]
 
 
 def _exp(exponent: Array) -> tuple[Array, Array]:

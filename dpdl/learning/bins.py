@@ -41,8 +41,8 @@ class Bins:
     n_wide: int
 
     @classmethod
-    def of(cls, c: NDArray[np.float64]) -> Bins:
-        """Sort pairs by c.
+    def of(cls, c: NDArray[np.float64], *, last_apart: bool = False) -> Bins:
+        """Sort pairs by c; with `last_apart`, the last pair has the last bin for itself.
 
         Examples
         --------
@@ -50,6 +50,8 @@ class Bins:
         >>> bins.bin.tolist(), bins.n_wide, bins.centre.round(2).tolist()
         ([0, 0, 0, 1], 1, [1.45, 100.0])
         """
+        if last_apart:
+            return cls.of(c[:-1])._with(float(c[-1]))
         values, value_of, shared = np.unique(c, return_inverse=True, return_counts=True)
         popular = np.argsort(-shared, kind="stable")[:OWN_BINS]
         own = np.zeros(len(values), dtype=bool)
@@ -73,3 +75,16 @@ class Bins:
         order = np.argsort(bins, kind="stable").astype(np.int32)
         first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=len(rank)))]).astype(np.int64)
         return cls(bins, d, centre, half, order, first, int((half > 0).sum()))
+
+    def _with(self, c: float) -> Bins:
+        """These bins, and one of width zero that holds one more pair."""
+        n, b = len(self.bin), len(self.centre)
+        return Bins(
+            bin=np.append(self.bin, np.int32(b)),
+            d=np.append(self.d, 0.0),
+            centre=np.append(self.centre, c),
+            half=np.append(self.half, 0.0),
+            order=np.append(self.order, np.int32(n)),
+            first=np.append(self.first, n + 1),
+            n_wide=self.n_wide,
+        )

@@ -132,7 +132,7 @@ class Coordinates:
     state, mu_hat, c : arrays, one entry a coordinate
         State of the pair, mu_hat and 1/mu_hat.
     bins : Bins
-        Coordinates sorted by c.
+        Coordinates sorted by c; the unseen pairs have the last bin for themselves.
     """
 
     pairs: NDArray[np.int64]
@@ -149,10 +149,11 @@ class Coordinates:
         n_pairs = descent.n_states * descent.n_actions
         check.indices("pairs", pairs, n_pairs, dtype=np.int64, copy=False)
         mu_hat, state = reference.at(pairs), (pairs // descent.n_actions).astype(np.int32)
-        if len(pairs) < n_pairs:
+        unseen = len(pairs) < n_pairs
+        if unseen:
             mu_hat, state = np.append(mu_hat, reference.floor), np.append(state, np.int32(0))
         c = 1 / mu_hat
-        return cls(check.frozen(pairs), n_pairs, state, mu_hat, c, Bins.of(c))
+        return cls(check.frozen(pairs), n_pairs, state, mu_hat, c, Bins.of(c, last_apart=unseen))
 
     @property
     def n_unseen(self) -> int:
