@@ -33,8 +33,10 @@ _EPS = float(np.finfo(float).eps)
 _INEXACT = 0.1
 #: A call of the compiled sweeps visits about this many entries, so that Ctrl-C is handled in between.
 _ENTRIES_PER_CALL = 2e7
-#: Sweeps that an evaluation may be expected to need before a factorisation is tried, and before it is given up.
-_MANY_SWEEPS, _MOST_SWEEPS = 1000, 100_000
+#: Sweeps after which an evaluation is given up.
+_MOST_SWEEPS = 100_000
+#: A factorisation takes as long as sweeps over this many entries a row, and a quarter of the squared bandwidth more.
+_FACTOR_ROW = 400
 #: Largest number of entries that the factors may be expected to have, by the bandwidth.
 _MOST_FACTORS = 5e6
 #: Up to this many states occupancies are found by elimination, which is accurate in every entry.
@@ -139,7 +141,7 @@ class Pricing:
         self.n_sweeps = self.n_passes = 0
         self._X, self._offset = np.zeros((n, m)), np.zeros(m)
         self._buffers = (np.empty(n + 1, np.int64), np.empty(longest.sum(), np.int32), np.empty(longest.sum()))
-        self._direct: bool | None = None
+        self._width: int | None = None
 
     def search(self, weights: Array, enough: Callable[[float, float], bool]) -> Found:
         """Improve the policy for these weights until enough(lower, upper) holds for the bounds of its value.
@@ -229,7 +231,7 @@ class Pricing:
             if before is not None and excess > previous:
                 (X[:], offset[:], b[:]), before, shifting = before, None, False
                 continue
-            previous, direct = excess, effort.is_large_after(excess) and self._can_factorise(system)
+            previous, direct = excess, self._pays_to_factorise(system, effort.after(excess))
             shared = np.where(abs(mean) >= _SHARED * np.maximum(-low, high), mean, 0.0)
             if shifting and shared.any():
                 # The mean is most of the error of a chain that mixes quickly, and sweeps reduce it by gamma only.
@@ -243,17 +245,22 @@ class Pricing:
         _planning.policy_rows(rows.indptr, rows.indices, rows.data, self.policy, rows.gamma, *self._buffers, scale)
         return _System(*self._buffers, scale)
 
-    def _can_factorise(self, system: _System) -> bool:
-        """Whether the factors of this policy's system are expected to stay sparse; decided once for all policies."""
-        if self._direct is None:
+    def _pays_to_factorise(self, system: _System, entries: float) -> bool:
+        """Whether a factorisation is expected to cost less than sweeps over this many entries.
+
+        The width of the band is found once; it hardly depends on the policy.
+        """
+        n = self.rows.n_states
+        if entries <= _FACTOR_ROW * n:
+            return False
+        if self._width is None:
             M = system.matrix()
             order = scipy.sparse.csgraph.reverse_cuthill_mckee(sp.csr_array(M + M.T), symmetric_mode=True)
-            place = np.empty(len(order), np.intp)
-            place[order] = np.arange(len(order))
-            entries = sp.coo_array(M)
-            width = int(abs(place[entries.row] - place[entries.col]).max(initial=0))
-            self._direct = width * len(order) <= _MOST_FACTORS
-        return self._direct
+            place = np.empty(n, np.intp)
+            place[order] = np.arange(n)
+            away = sp.coo_array(M)
+            self._width = int(abs(place[away.row] - place[away.col]).max(initial=0))
+        return self._width * n <= _MOST_FACTORS and entries > (_FACTOR_ROW + 0.25 * self._width**2) * n
 
     def occupancy(self, policy: NDArray[np.int32], accuracy: float) -> tuple[Array, float]:
         """Return the discounted visits of the states, and a bound of their error in the 1-norm.
@@ -284,7 +291,7 @@ class Pricing:
             rounding = (longest + 4) * _EPS * float(p.sum() / rows.ends.min())
             if error <= max(accuracy, rounding) or direct or effort.spent:
                 return p[:, 0], error + rounding
-            direct = effort.is_large_after(error / accuracy) and self._can_factorise(system)
+            direct = self._pays_to_factorise(system, effort.after(error / accuracy))
 
 
 class _Effort:
@@ -292,21 +299,24 @@ class _Effort:
 
     def __init__(self, entries: int) -> None:
         self.n, self._total, self._previous = 4, 0, np.inf
-        self._most = max(2.0, _ENTRIES_PER_CALL / (entries + 1))
+        self._entries = entries + 1
 
     @property
     def spent(self) -> bool:
         """Whether to give up."""
         return self._total + self.n >= _MOST_SWEEPS
 
-    def is_large_after(self, excess: float) -> bool:
-        """Take the error after n sweeps, in units of the one wanted; return whether many more sweeps are needed."""
+    def after(self, excess: float) -> float:
+        """Take the error after n sweeps, in units of the one wanted; return the entries that sweeps must still visit.
+
+        Zero at first, when nothing is known about the rate.
+        """
         rate = min(max(excess / self._previous, 1e-3), 0.999) ** (1 / self.n)
         needed = int(np.log(max(excess, 1.0)) / -np.log(rate)) + 1
         self._total += self.n
         self._previous = excess
-        self.n = int(np.clip(needed, 2, min(2 * self.n, self._most)))
-        return needed > _MANY_SWEEPS and self._total >= 16
+        self.n = int(np.clip(needed, 2, min(2 * self.n, max(2.0, _ENTRIES_PER_CALL / self._entries))))
+        return float(needed * self._entries) if self._total >= 8 else 0.0
 
 
 def _factorised(system: _System, b: Array, X: Array) -> Any:
