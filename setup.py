@@ -1,4 +1,4 @@
-"""The compiled extension; everything else is static in pyproject.toml.
+"""The compiled extensions; everything else is static in pyproject.toml.
 
 Two environment switches, both off by default:
 
@@ -21,19 +21,22 @@ native = os.environ.get("DPDL_NATIVE") == "1"
 flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", *(["-march=native"] if native else [])]
 sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"] if sanitize else []
 
-core = Extension(
-    "dpdl._core",
-    ["src_cython/_core.pyx"],
-    include_dirs=[numpy.get_include()],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-    extra_compile_args=[*flags, *sanitizers],
-    extra_link_args=sanitizers,
-    depends=sorted(glob("src_cython/*.px[di]")),
-)
+
+def extension(name: str) -> Extension:
+    return Extension(
+        f"dpdl.{name}",
+        [f"src_cython/{name}.pyx"],
+        include_dirs=[numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        extra_compile_args=[*flags, *sanitizers],
+        extra_link_args=sanitizers,
+        depends=sorted(glob("src_cython/*.px[di]")),
+    )
+
 
 setup(
     ext_modules=cythonize(
-        [core],
+        [extension("_core"), extension("_planning")],
         include_path=["src_cython"],
         build_dir="build",
         compiler_directives={

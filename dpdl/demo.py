@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from dpdl.data.dataset import Dataset
 from dpdl.instances import GridWorld, hazard_gridworld
-from dpdl.models.answers import Evaluation
+from dpdl.models.solution import Evaluation
 from dpdl.result import Result
 from dpdl.running.learn import learn
 from dpdl.settings import Settings

@@ -7,6 +7,7 @@ import numpy as np
 from dpdl import _core
 from dpdl.data.dataset import Dataset
 from dpdl.learning.layout import Inputs, Layout
+from dpdl.models.cmdp import CMDP
 from dpdl.result import Point
 from dpdl.settings import Settings
 
@@ -89,3 +90,21 @@ def excess(layout, settings, log_x, V, lam):
         "V": abs(V).max() / settings.radius_V - 1,
         "sum lam": lam.sum() / settings.radius_lam - 1,
     }
+
+
+def random_problem(seed, n_utilities=None, ending=None):
+    """A small problem, often without a safe policy."""
+    rng = np.random.default_rng(seed)
+    n_states, n_actions = int(rng.integers(1, 13)), int(rng.integers(1, 5))
+    n_utilities = int(rng.integers(1, 6)) if n_utilities is None else n_utilities
+    P = rng.dirichlet(np.full(n_states, rng.choice([0.1, 1.0])), size=(n_states, n_actions))
+    P[P < 1e-6] = 0.0
+    P /= P.sum(axis=2, keepdims=True)
+    ends = None
+    if rng.random() < 0.3 if ending is None else ending:
+        ends = rng.choice([0.0, 0.02, 0.3, 1.0], size=(n_states, n_actions), p=[0.4, 0.3, 0.2, 0.1])
+        P *= 1 - ends[:, :, None]
+    gamma = float(rng.choice([0.5, 0.9, 0.99, 0.999]))
+    r = rng.uniform(-1, 1, (n_states, n_actions))
+    u = rng.uniform(-1, 1, (n_utilities, n_states, n_actions)) * 0.5 + rng.uniform(-0.2, 0.4)
+    return CMDP(P, r, u, gamma, rng.dirichlet(np.ones(n_states)), ends)

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from dpdl import instances
+from dpdl.instances import lake, ring
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +168,47 @@ def test_the_gridworld_has_the_distribution_that_its_log_tends_to(grid):
 def test_an_evenness_that_is_none_is_refused(evenness):
     with pytest.raises(ValueError, match=r"^evenness must be"):
         instances.garnet_instance(3, 2, evenness=evenness)
+
+
+# ---- Rings and lakes ----
+
+
+@pytest.mark.parametrize("make", [ring, lake])
+def test_rings_and_lakes_can_be_solved_and_their_constraints_bind(make):
+    for seed in range(3):
+        cmdp = make(n_utilities=1, rng=seed)
+        best = cmdp.solve()
+        assert best.status == "optimal"
+        assert best.reward > 0.5
+        assert best.reward < cmdp.unconstrained().solve().reward
+        assert best.utilities.max() <= 1e-6
+        np.testing.assert_array_equal(make(n_utilities=1, rng=seed).u, cmdp.u)
+
+
+def test_rings_and_lakes_have_the_sizes_asked_for():
+    cmdp = ring(901, n_utilities=2, rng=0)
+    assert (cmdp.n_states, cmdp.n_actions, cmdp.n_utilities) == (901, 3, 2)
+    assert cmdp.P.nnz <= 9 * 901
+    assert (cmdp.u.min(axis=(1, 2)) < 0).all()  # three hills, hazards of two kinds
+    np.testing.assert_allclose(cmdp.u.max(axis=(1, 2)), 0.01)
+    grid = lake(30, n_utilities=3, rng=0)
+    assert (grid.n_states, grid.n_actions, grid.n_utilities) == (900, 4, 3)
+    assert grid.r.sum() == 4
+    assert grid.rho0[0] == 1
+    np.testing.assert_array_equal(grid.P.toarray()[-4:, 0], 1)  # from the last corner back to the first
+    assert ring(3, n_utilities=0).n_utilities == lake(2, n_utilities=0).n_utilities == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "keywords", "message"),
+    [
+        (ring, {"n_states": 2}, "n_states must be between 3 and"),
+        (ring, {"budget": 0.0}, "budget must be > 0 and < 1, got 0.0"),
+        (lake, {"n_rows": 1}, "n_rows must be between 2 and"),
+        (lake, {"slip": 1.5}, r"slip must be >= 0 and <= 1, got 1\.5"),
+        (lake, {"holes": -0.1}, r"holes must be >= 0 and <= 1, got -0\.1"),
+    ],
+)
+def test_bad_sizes_of_rings_and_lakes_are_named(make, keywords, message):
+    with pytest.raises(ValueError, match=message):
+        make(**keywords)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,56 +11,13 @@ from dpdl.models import certified
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 from dpdl.models.occupancy import state_occupancy
+from dpdl.models.planner import plan, slater_bounds
+from dpdl.models.solution import Evaluation, Solution
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Reward, utilities and occupancy of a policy.
-
-    Attributes
-    ----------
-    reward : float
-        Expected discounted reward J.
-    utilities : ndarray, shape (I,)
-        Expected discounted utilities J^u_i; the policy is safe if none is negative.
-    occupancy : ndarray, shape (S, A)
-        Expected discounted visits, summing to 1/(1-gamma) unless episodes end.
-    """
-
-    reward: float
-    utilities: Array
-    occupancy: Array
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The best safe policy, if there is one.
-
-    Tolerances are 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
-
-    Attributes
-    ----------
-    status : {"optimal", "infeasible", "inaccurate"}
-        "optimal": the policy meets every constraint, and no policy that does earns more. "infeasible": no policy meets
-        every constraint; every number below is NaN (the arrays keep their shapes). "inaccurate": neither could be
-        shown, for lack of precision, and the policy may be unsafe or far from the best; the numbers are those of this
-        policy. This usually happens only with more than 50 states and gamma within some 1e-6 of one or probabilities
-        below 1e-8.
-    reward : float
-        Expected discounted reward of `policy`.
-    utilities : ndarray, shape (I,)
-        Expected discounted utilities of `policy`.
-    occupancy : ndarray, shape (S, A)
-        Discounted occupancy of `policy`.
-    policy : ndarray, shape (S, A)
-        Action probabilities; uniform in states that the policy never reaches.
-    """
-
-    status: str
-    reward: float
-    utilities: Array
-    occupancy: Array
-    policy: Array
+#: From this many pairs on, the planner is taken by default: there it is quicker than the linear program.
+PLANNER_PAIRS = 2000
+#: The accuracy of a value without which there is no answer.
+_SHOWN = 1e-6
 
 
 def evaluate(cmdp: Model, policy: ArrayLike) -> Evaluation:
@@ -103,7 +58,14 @@ def evaluate(cmdp: Model, policy: ArrayLike) -> Evaluation:
     )
 
 
-def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLike | None = None) -> Solution:
+def solve(
+    cmdp: Model,
+    kappa: float = 0.0,
+    psi: float | None = None,
+    mu: ArrayLike | None = None,
+    method: str = "auto",
+    tol: float = 0.0,
+) -> Solution:
     """Find the best policy with J^u_i >= kappa for every i.
 
     Parameters
@@ -115,11 +77,18 @@ def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLi
         With `mu`: consider only policies in Pi(psi), those whose occupancy lies in D(psi).
     mu : array_like, shape (S, A), optional
         The data distribution.
+    method : {"auto", "planner", "lp"}
+        "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes the planner
+        from 2,000 pairs on if `psi` is not given, and the linear program otherwise or if the planner's answer is
+        inaccurate.
+    tol : float
+        Relative gap that the planner may leave; it is then quicker.
 
     Returns
     -------
     Solution
-        The figures are those of the returned policy, computed as `evaluate` does; look at its `status`.
+        The figures are those of the returned policy; look at its `status`. The planner returns a `Plan`, which has
+        bounds and multipliers as well.
 
     Examples
     --------
@@ -132,6 +101,14 @@ def solve(cmdp: Model, kappa: float = 0.0, psi: float | None = None, mu: ArrayLi
     'infeasible'
     """
     threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
+    method = check.choice("method", method, ("auto", "planner", "lp"))
+    tol = check.real("tol", tol, at_least=0)
+    if method == "planner" and not (psi is None and mu is None):
+        raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
+    if method == "planner" or (method == "auto" and psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS):
+        planned = plan(cmdp, kappa, tol)
+        if method == "planner" or planned.status != "inaccurate":
+            return planned
     closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
     answer = certified.solve(programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape)))
     if answer is None:
@@ -159,6 +136,10 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
     """
     if cmdp.n_utilities == 0:
         raise ValueError("cmdp has no utilities, so Slater's condition says nothing about it")
+    if psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS:
+        lower, upper = slater_bounds(cmdp)
+        if upper - lower <= _SHOWN:
+            return lower
     closed = cmdp.closed()
     answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
     return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
@@ -221,7 +202,7 @@ def _caps(closed: Model, psi: float | None, mu: ArrayLike | None, shape: tuple[i
     return programs.region(closed, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
 
 
-def _shown(answer: certified.Answer | None, what: str, within: float = 1e-6) -> float:
+def _shown(answer: certified.Answer | None, what: str, within: float = _SHOWN) -> float:
     """Return the value of an answer; RuntimeError unless it is shown to be optimal within this much."""
     if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
         raise RuntimeError(f"{what} could not be shown to {within:g}, for lack of precision")

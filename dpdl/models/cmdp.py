@@ -19,8 +19,8 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.models import answers
-from dpdl.models.answers import Evaluation, Solution
 from dpdl.models.model import Model
+from dpdl.models.solution import Evaluation, Solution
 
 
 class CMDP(Model):
@@ -65,7 +65,14 @@ class CMDP(Model):
         """
         return answers.evaluate(self, policy)
 
-    def solve(self, kappa: float = 0.0, psi: float | None = None, mu: ArrayLike | None = None) -> Solution:
+    def solve(
+        self,
+        kappa: float = 0.0,
+        psi: float | None = None,
+        mu: ArrayLike | None = None,
+        method: str = "auto",
+        tol: float = 0.0,
+    ) -> Solution:
         """Return the best policy with every J^u_i >= kappa, inside Pi(psi) if asked; see `dpdl.exact.solve`.
 
         Examples
@@ -74,7 +81,7 @@ class CMDP(Model):
         >>> machine.solve(kappa=1.0).policy.round(6).tolist()
         [[0.25, 0.75]]
         """
-        return answers.solve(self, kappa, psi, mu)
+        return answers.solve(self, kappa, psi, mu, method, tol)
 
     def unconstrained(self) -> CMDP:
         """Return the same problem without its utilities.

@@ -1,0 +1,272 @@
+"""The planner against the certified linear program; its bounds and limits."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dpdl.instances import garnet, lake, ring
+from dpdl.models.cmdp import CMDP
+from dpdl.models.planner import plan, slater_bounds
+from problems import random_problem
+
+TIGHT = 1e-9
+
+
+def dual_excess(model, found, reward=1.0):
+    """By how much V breaks V(s) >= r + <u, lam> + gamma P V, times 1 - gamma."""
+    gain = reward * model.r + np.tensordot(found.lam, model.u, 1)
+    ahead = gain + model.gamma * (model.P @ found.V).reshape(model.r.shape)
+    return (1 - model.gamma) * float((ahead - found.V[:, None]).max())
+
+
+def check_against_the_linear_program(seed, kappa=0.0):
+    model = random_problem(seed)
+    unit = 1 - model.gamma
+    expected, found = model.solve(kappa, method="lp"), plan(model, kappa, tol=TIGHT)
+    assert found.status == expected.status, seed
+    assert expected.status in ("optimal", "infeasible")
+    if found.status == "infeasible":
+        # No policy reaches kappa with these weights of the utilities.
+        assert found.lam.min() >= 0
+        assert found.lam.sum() == pytest.approx(1, abs=1e-12)
+        assert unit * (model.rho0 @ found.V) < unit * kappa
+        assert dual_excess(model, found, reward=0.0) <= 1e-13
+        assert np.isnan(found.reward)
+        assert np.isnan(found.policy).all()
+        return "infeasible"
+    assert unit * abs(found.reward - expected.reward) <= 1e-8, seed
+    assert unit * (found.utilities.min() - kappa) >= -1e-9
+    assert unit * found.lower <= unit * expected.reward + 2e-9
+    assert unit * found.upper >= unit * expected.reward - 2e-9
+    assert unit * (found.upper - found.lower) <= 1.1e-9 * max(1, unit * abs(found.upper))
+    assert found.lam.min() >= 0
+    assert dual_excess(model, found) <= 1e-13
+    assert model.rho0 @ found.V - kappa * found.lam.sum() == pytest.approx(found.upper, rel=1e-12, abs=1e-12)
+    np.testing.assert_allclose(found.policy.sum(axis=1), 1, rtol=0, atol=1e-14)
+    # The policy earns what is said.
+    value = model.evaluate(found.policy)
+    assert unit * abs(value.reward - found.reward) <= 1e-10
+    assert unit * abs(value.utilities - found.utilities).max() <= 1e-10
+    return "optimal"
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_small_problems_have_the_answers_of_the_linear_program(block):
+    outcomes = [check_against_the_linear_program(seed) for seed in range(25 * block, 25 * block + 25)]
+    assert {"optimal", "infeasible"} <= set(outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kappa", [0.0, 0.3])
+@pytest.mark.parametrize("block", range(10))
+def test_many_small_problems_have_the_answers_of_the_linear_program(block, kappa):
+    for seed in range(100 + 50 * block, 150 + 50 * block):
+        check_against_the_linear_program(seed, kappa)
+
+
+# ---- Bounds ----
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-3])
+def test_bounds_hold_at_any_tolerance(tol):
+    for seed in range(3):
+        model = garnet(20, 4, n_utilities=3, gamma=0.97, rng=seed)
+        best, found = model.solve(method="lp"), plan(model, tol=tol)
+        assert found.status == "optimal"
+        assert found.gap <= tol
+        assert found.lower <= best.reward + 1e-9
+        assert found.upper >= best.reward - 1e-9
+        assert found.lower <= found.reward
+        assert found.utilities.min() >= -1e-9
+        assert dual_excess(model, found) <= 1e-13
+        assert found.slater[0] <= model.slater() + 1e-9
+        assert found.slater[1] >= model.slater() - 1e-9
+
+
+@pytest.mark.parametrize("make", [lambda: ring(300, n_utilities=2, rng=0), lambda: lake(12, n_utilities=2, rng=0)])
+def test_problems_that_mix_slowly(make):
+    model = make()
+    best, found = model.solve(method="lp"), plan(model, tol=TIGHT)
+    assert best.status == found.status == "optimal"
+    assert found.reward == pytest.approx(best.reward, rel=1e-6)
+    assert found.utilities.min() >= -1e-9 / (1 - model.gamma)
+
+
+def test_the_same_bits_each_time():
+    model = garnet(40, 5, n_utilities=3, rng=1)
+    one, other = plan(model), plan(model)
+    np.testing.assert_array_equal(one.policy, other.policy)
+    np.testing.assert_array_equal(one.V, other.V)
+    assert (one.lower, one.upper, one.n_sweeps) == (other.lower, other.upper, other.n_sweeps)
+
+
+# ---- Numbers of constraints, degenerate problems, gamma close to one ----
+
+
+def test_without_constraints_it_is_policy_iteration():
+    model = garnet(50, 4, n_utilities=0, gamma=0.99, rng=0)
+    found = plan(model, tol=TIGHT)
+    assert found.status == "optimal"
+    assert found.reward == pytest.approx(model.solve(method="lp").reward, rel=1e-8)
+    assert found.lam.shape == (0,)
+    assert found.n_columns <= 3
+
+
+def test_many_constraints():
+    model = garnet(40, 5, n_utilities=20, gamma=0.95, rng=2)
+    best, found = model.solve(method="lp"), plan(model)
+    assert found.status == "optimal"
+    assert found.lower <= best.reward <= found.upper
+    assert found.gap <= 1e-3
+    assert found.n_columns <= 200
+
+
+def one_state(r, u, gamma=0.9):
+    n_actions = len(r)
+    return CMDP(np.ones((1, n_actions, 1)), [r], np.reshape(u, (-1, 1, n_actions)), gamma, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("model", "reward"),
+    [
+        (one_state([1.0, 0.0], [0.0, 0.0]), 10.0),  # every policy is just safe
+        (one_state([1.0, 0.0], [-1.0, 0.0]), 0.0),  # only one policy is, and just so
+        (one_state([1.0, 0.0], [[-1.0, 1.0]] * 3), 5.0),  # the same constraint three times
+        (one_state([1.0, 0.0], [[-1.0, 1.0], [1.0, -1.0]]), 5.0),  # an equation
+        (one_state([0.0, 0.0], [-1.0, 1.0]), 0.0),  # nothing to earn
+        (one_state([-1.0, -1.0], [1.0, 1.0]), -10.0),  # only to lose
+        (one_state([0.5], [0.1]), 5.0),  # nothing to choose
+        (one_state([1.0, 1e-7], [-1e-7, 1e-7]), 5.0000005),  # small numbers
+    ],
+)
+def test_degenerate_problems(model, reward):
+    found = plan(model, tol=TIGHT)
+    assert found.status == "optimal"
+    assert found.reward == pytest.approx(reward, abs=2e-8)
+    assert found.utilities.min() >= -1e-8
+
+
+def test_infeasible_by_little_is_infeasible():
+    assert plan(one_state([1.0, 0.0], [-1.0, -1e-7])).status == "infeasible"
+    assert plan(one_state([1.0, 0.0], [-1.0, 1e-7])).status == "optimal"
+    assert plan(one_state([1.0, 0.0], [[-1.0, 1.0], [1.0, -1.0]]), kappa=1e-6).status == "infeasible"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gamma_close_to_one(seed):
+    rng = np.random.default_rng(seed)
+    base = [garnet(15, 3, n_utilities=2, rng=rng), ring(30, n_utilities=1, rng=rng), lake(4, rng=rng)][seed % 3]
+    model = CMDP(base.P, base.r, base.u, 1 - 1e-6, base.rho0)
+    best, found = model.solve(method="lp"), plan(model)
+    assert best.status == "optimal"
+    assert found.status == "optimal"
+    assert found.lower <= best.reward + 1e-3
+    assert found.upper >= best.reward - 1e-3
+    assert found.gap <= 1e-3
+    assert found.utilities.min() >= -1e-3
+
+
+def test_allowed_pairs_only():
+    model = garnet(20, 4, n_utilities=1, rng=3)
+    rng = np.random.default_rng(0)
+    allowed = rng.random((20, 4)) < 0.6
+    allowed[:, 0] = True
+    found = plan(model, kappa=-1.0, tol=TIGHT, allowed=allowed)
+    assert found.status == "optimal"
+    assert not found.policy[~allowed].any()
+    # A pair that is not allowed is one whose cap is zero.
+    mu = np.where(allowed, 1 / allowed.sum(), 0.0)
+    best = model.solve(kappa=-1.0, psi=1e6, mu=mu)
+    assert found.reward == pytest.approx(best.reward, rel=1e-7)
+
+
+def test_slater_bounds():
+    for seed in range(3):
+        model = random_problem(seed)
+        lower, upper = slater_bounds(model)
+        assert lower <= model.slater() + 1e-9
+        assert upper >= model.slater() - 1e-9
+        assert upper - lower <= 1e-9
+    # The linear program shows no constant of this one.
+    large = ring(1000, rng=1)
+    assert slater_bounds(large, 1e-6)[0] <= large.slater() <= slater_bounds(large, 1e-6)[1]
+    with pytest.raises(ValueError, match="has no utilities"):
+        slater_bounds(large.unconstrained())
+
+
+# ---- Limits ----
+
+
+def test_a_callback_sees_the_bounds_and_may_stop():
+    model, seen = garnet(50, 5, n_utilities=3, rng=0), []
+    full = plan(model, tol=TIGHT, callback=seen.append)
+    assert {one.phase for one in seen} == {1, 2}
+    assert all(one.lower <= full.upper and one.upper >= full.lower for one in seen if one.phase == 2)
+
+    def stop(progress):
+        if progress.phase == 2:
+            raise StopIteration
+
+    found = plan(model, tol=TIGHT, callback=stop)
+    assert found.status == "limit"
+    assert found.lower <= full.upper
+    assert found.upper >= full.lower
+    assert found.utilities.min() >= -1e-9
+
+
+def test_limits_of_time_and_columns():
+    model = garnet(50, 5, n_utilities=3, rng=0)
+    assert plan(model, max_columns=1).status == "limit"
+    some = plan(model, tol=TIGHT, max_columns=8)
+    assert some.status == "limit"
+    assert some.n_columns == 8
+    assert some.lower <= model.solve(method="lp").reward + 1e-9 <= some.upper + 2e-9
+    none = plan(model, time_limit=1e-9)
+    assert none.status == "limit"
+    assert np.isnan(none.reward)
+
+
+def test_ctrl_c_stops_it():
+    model = garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0)
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        plan(model, tol=1e-9)
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"kappa": np.nan}, ValueError, "kappa"),
+        ({"tol": -1.0}, ValueError, r"tol must be >= 0, got -1\.0"),
+        ({"max_columns": 0}, ValueError, "max_columns must be between 1 and .*, got 0"),
+        ({"allowed": [[1, 1]]}, TypeError, "allowed must hold booleans, got dtype int64"),
+        ({"allowed": [[True]]}, ValueError, r"allowed must have shape \(1, 2\), got \(1, 1\)"),
+        ({"allowed": [[False, False]]}, ValueError, r"allowed\[0\] must allow an action, got none"),
+    ],
+)
+def test_bad_input_is_named(keywords, error, message):
+    with pytest.raises(error, match=message):
+        plan(one_state([1.0, 0.0], [-1.0, 1.0]), **keywords)
+
+
+# ---- solve ----
+
+
+def test_solve_takes_a_method():
+    model = garnet(30, 4, n_utilities=2, rng=0)
+    best, planned = model.solve(method="lp"), model.solve(method="planner")
+    assert (type(best).__name__, type(planned).__name__) == ("Solution", "Plan")
+    assert type(model.solve()).__name__ == "Solution"
+    assert planned.reward == pytest.approx(best.reward, abs=2e-8)
+    large = garnet(500, 4, n_utilities=2, rng=0)
+    assert type(large.solve()).__name__ == "Plan"
+    assert large.solve().reward == pytest.approx(large.solve(method="lp").reward, abs=2e-8)
+    with pytest.raises(ValueError, match="method must be one of"):
+        model.solve(method="simplex")
+    with pytest.raises(ValueError, match="knows no psi and mu"):
+        model.solve(method="planner", psi=2.0, mu=np.full((30, 4), 1 / 120))
