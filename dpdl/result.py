@@ -19,7 +19,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.data.units import Units
-from dpdl.models.judgement import Dual, Judge, Judgement
+from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
@@ -225,13 +225,13 @@ class Result:
         return {name: value for name, value in self.__dict__.items() if name != "policy"} | {"log": None}
 
     def __post_init__(self) -> None:
-        for name in ("V_mean", "lam_mean", "V", "log_lam"):
+        for name in ("V_mean", "lam_mean", "V", "log_lam", "initial"):
             object.__setattr__(self, name, check.frozen(getattr(self, name)))
 
     @cached_property
     def evaluation(self) -> Judgement | None:
-        """What the log says about the policy; None if the result was made without a log."""
-        if self.log is None:
+        """What the log says about the policy; None if the result was made without a log, or has too many pairs."""
+        if self.log is None or self.reference.n_states * self.reference.n_actions > MOST_PAIRS:
             return None
         pairs, settings = self.log.pairs, self.settings
         mass = self.x_table.at(pairs) / self.reference.at(pairs) * self.log.pair_counts / len(self.log)
@@ -247,8 +247,9 @@ class Result:
     @property
     def message(self) -> str:
         """How the run ended, and which constraints are estimated to be broken."""
-        broken = self.evaluation.broken if self.evaluation is not None else ()
-        return "; ".join([self.ending, *(one.shortfall() for one in broken)])
+        if self.evaluation is None:
+            return f"{self.ending}; the policy was not judged"
+        return "; ".join([self.ending, *(one.shortfall() for one in self.evaluation.broken)])
 
     def __repr__(self) -> str:
         lines = [f"{self.status.name}{'' if self.success else ' (no success)'}: {self.message}"]

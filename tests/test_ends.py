@@ -370,3 +370,19 @@ def test_slater_is_bracketed(psi):
     true = model.slater() if psi is None else model.slater(psi, mu)
     assert found.estimate == pytest.approx(true, abs=0.02)
     assert found.lower <= true <= found.upper
+
+
+def test_states_that_are_entered_and_never_left_get_a_note(tmp_path):
+    columns = {"s": [0, 0, 1], "a": [0, 0, 0], "r": [0] * 3, "u": [0] * 3, "n_states": 5, "n_actions": 1}
+    log = Dataset(**columns, s_next=[1, 4, 3])
+    (note,) = log.notes
+    assert note.startswith("2 states are entered but never left (3, 4): nothing is known about what follows, so the")
+    log.save(tmp_path / "log")
+    assert Dataset.open(tmp_path / "log").notes == log.notes
+    assert note in learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1, 0, 0, 0, 0], even_if_infeasible=True).notes
+    assert log[:2].notes == ()  # part of a log may stop anywhere
+    declared = Dataset(**columns, s_next=[1, 4, 3], terminated=[0, 1, 1])
+    assert declared.notes == ()
+    table = {"s": ["a", "a"], "a": [0, 0], "n": ["a", "b"], "r": [0, 1]}
+    (note,) = Dataset.from_table(table, state="s", action="a", reward="r", next_state="n").notes
+    assert note.startswith("1 state is entered but never left ('b')")

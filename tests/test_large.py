@@ -16,7 +16,7 @@ log = dpdl.Dataset(
     rng.uniform(-1, 1, N), rng.uniform(-1, 1, (N, 1)), n_states=S, n_actions=A,
 )
 result = dpdl.learn(log, gamma=0.9, psi=2, slater=0.2, T=500_000, initial_states=states, rng=0)
-assert result.success
+assert result.status is dpdl.Status.COMPLETED and not result.success and "not judged" in result.message
 pairs = len(result.x_table.pairs)
 mass = result.x_table.values.sum() + result.x_table.elsewhere * (S * A - pairs)
 assert 0 < mass <= 40 * (1 + 1e-9)

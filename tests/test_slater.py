@@ -326,7 +326,7 @@ def test_a_problem_without_a_safe_policy_is_called_that():
     settings = {"gamma": 0.5, "psi": 2, "slater": 0.1, "T": 10, "rho0": [1.0], "rng": 0}
     refused = learn(log, **settings)
     assert (refused.status, refused.n_steps, refused.success) == (Status.INFEASIBLE, 0, False)
-    assert "no policy keeps every constraint; the most careful one is returned" in refused.message
+    assert "no policy keeps every constraint; the worst normalised utility" in refused.message
     np.testing.assert_allclose(refused.policy, [[0.0, 1.0]], atol=1e-9)
     result = learn(log, **settings, even_if_infeasible=True)
     assert not result.success

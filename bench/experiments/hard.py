@@ -42,6 +42,7 @@ class Learners:
         """One pass over the log, which also gives mu_hat, with psi = C* and kappa = 0."""
         return learn(
             log,
+            even_if_infeasible=True,
             gamma=hard.cmdp.gamma,
             psi=hard.concentrability,
             slater=self.slater,

@@ -59,6 +59,7 @@ def descend(known: Known, log: Dataset, psi: float, n_steps: int, seed: int, kap
     """One run, on independent transitions of the model."""
     return learn(
         log,
+        even_if_infeasible=True,
         gamma=known.cmdp.gamma,
         psi=psi,
         slater=known.slater,

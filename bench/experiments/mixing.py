@@ -62,6 +62,7 @@ class Chain:
             log = known.cmdp.sample(n_steps, known.mu, rng=rng)
         result = learn(
             log,
+            even_if_infeasible=True,
             gamma=GAMMA,
             psi=1.2 * known.concentrability,
             slater=known.slater,

@@ -24,6 +24,7 @@ def run(quick: bool) -> Outcome:
         log = known.cmdp.sample(n_steps, known.mu, rng=np.random.default_rng([seed, n_steps]))
         result = learn(
             log,
+            even_if_infeasible=True,
             gamma=known.cmdp.gamma,
             psi=psi,
             slater=known.slater,

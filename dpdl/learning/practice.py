@@ -23,11 +23,12 @@ import numpy as np
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.models import certified
+from dpdl.models import certified, planner
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import TOLERANCE
+from dpdl.models.judgement import MOST_PAIRS, TOLERANCE
 from dpdl.models.occupancy import state_occupancy
+from dpdl.models.planner import slater_bounds
 from dpdl.models.plug_in import plug_in
 
 #: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
@@ -36,15 +37,16 @@ LEAST_SLATER, MARGIN = 1e-3, 0.05
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
 #: Share of mu_hat/(1-gamma) in the starting point, and the least multiplier in it.
 MIXED, LEAST_LAM = 1e-4, 0.01
-#: Linear programs of the plug-in model are solved up to this many pairs.
-LP_PAIRS = 10_000
+#: Linear programs of the plug-in model are solved up to this many pairs; beyond, and without caps from fewer pairs on,
+#: the planner finds the plan, to this relative gap.
+LP_PAIRS, PLANNER_PAIRS, PLAN_GAP = 10_000, 2_000, 1e-3
 
 
 class Careful(NamedTuple):
     """The policy with the best worst utility on the plug-in model."""
 
     margin: float  # that utility, normalised
-    occupancy: Array  # (S, A)
+    occupancy: Array | None  # (S, A); None for a large model
 
 
 class Plan(NamedTuple):
@@ -67,8 +69,12 @@ def most_careful(dataset: Dataset, gamma: float, initial: Array) -> Careful | No
 
 
 def _most_careful(model: CMDP) -> Careful | None:
-    if model.n_utilities == 0 or model.r.size > LP_PAIRS:
+    if model.n_utilities == 0:
         return None
+    if model.r.size > LP_PAIRS:
+        lower, upper = slater_bounds(model, TOLERANCE)
+        close = upper <= lower + max(TOLERANCE, 0.05 * abs(lower))
+        return Careful(upper if upper < 0 else lower, None) if close else None
     closed = model.closed()
     answer = certified.solve(programs.largest_margin(closed, programs.region(closed)))
     if answer is None or not answer.feasible or answer.bound > answer.value + TOLERANCE:
@@ -78,7 +84,7 @@ def _most_careful(model: CMDP) -> Careful | None:
 
 def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None:
     """Return the most careful policy if not even that keeps every constraint on the plug-in model, else None."""
-    if dataset.n_utilities == 0:
+    if dataset.n_utilities == 0 or dataset.n_states * dataset.n_actions > MOST_PAIRS:
         return None
     model = plug_in(dataset, gamma, initial)
     logged = policies.from_occupancy(dataset.frequencies)
@@ -92,8 +98,8 @@ def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None
 def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kappa: float = 0.0) -> Plan | None:
     """Return a saddle point of the plug-in problem; None if there is none, or it could not be found."""
     model = plug_in(dataset, gamma, initial)
-    if model.r.size > LP_PAIRS:
-        return None
+    if model.r.size > (LP_PAIRS if psi is not None else PLANNER_PAIRS):
+        return _planned(model, dataset, kappa)
     closed, mu = model.closed(), dataset.frequencies
     caps = programs.region(closed, psi if psi is not None else np.inf, mu)
     program = programs.largest_reward(closed, (1 - gamma) * kappa, caps)
@@ -107,6 +113,15 @@ def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kapp
     critical = int(np.searchsorted(np.cumsum(np.minimum(caps[order], 1.0)), 1.0 - 1e-9))
     V = found.V + gain[order][min(critical, len(order) - 1)] / (1 - gamma)
     return Plan(found.q[: model.r.size], V[: model.n_states], lam)
+
+
+def _planned(model: CMDP, dataset: Dataset, kappa: float) -> Plan | None:
+    """The plan without caps, over the actions that the log shows, for a model that is large for a linear program."""
+    seen = dataset.frequencies > 0
+    found = planner.plan(model, kappa, tol=PLAN_GAP, allowed=seen | ~seen.any(axis=1, keepdims=True))
+    if not np.isfinite(found.reward):
+        return None
+    return Plan((1 - model.gamma) * found.occupancy.ravel(), found.V, found.lam)
 
 
 def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[str, Any]:

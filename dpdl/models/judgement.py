@@ -34,6 +34,8 @@ from dpdl.models.cmdp import CMDP
 from dpdl.models.linear_programs import fill
 from dpdl.models.plug_in import plug_in
 
+#: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
+MOST_PAIRS = 20_000_000
 #: A constraint counts as kept if it is exceeded by no more than this much, normalised: (1-gamma) J^u >= -TOLERANCE.
 TOLERANCE = 1e-6
 #: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.

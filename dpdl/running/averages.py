@@ -70,7 +70,10 @@ def weights(results: Sequence[Result]) -> list[float]:
 
 def average(results: Sequence[Result], n_wanted: int) -> Result:
     """The average of results; `n_wanted` is how many there would be without Ctrl-C."""
-    shares, first = weights(results), results[0]
+    first = results[0]
+    if first.status is Status.INFEASIBLE:  # so are all others: it does not depend on the seed
+        return first
+    shares = weights(results)
     statuses = [result.status for result in results] + [Status.INTERRUPTED] * (n_wanted - len(results))
     return replace(
         first,

@@ -88,7 +88,8 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
 def refuse_infeasible(run: Run, options: Options, interrupts: Interrupts) -> Result | None:
     """The result, without any step, of a problem whose constraints no policy keeps on the plug-in model, else None.
 
-    It has the most careful policy. If the check takes too long, the run's notes say that it was not made.
+    It has the most careful policy, if the model is not too large. If the check takes too long, the run's notes say that
+    it was not made.
     """
     layout, gamma = run.layout, run.layout.settings.gamma
     seconds = min(FEASIBILITY_SECONDS, options.time_limit)
@@ -104,9 +105,11 @@ def refuse_infeasible(run: Run, options: Options, interrupts: Interrupts) -> Res
     weight = layout.reference.at(pairs) * len(layout.dataset) / layout.dataset.pair_counts
     result = run.result(
         Status.INFEASIBLE,
-        "no step was taken: on the plug-in model of the log no policy keeps every constraint; the most careful one is "
-        f"returned, whose worst normalised utility is {careful.margin:.3g} (even_if_infeasible=True runs all the same)",
+        "no step was taken: on the plug-in model of the log no policy keeps every constraint; the worst normalised "
+        f"utility of the most careful one is {careful.margin:.3g} (even_if_infeasible=True runs all the same)",
     )
+    if careful.occupancy is None:
+        return result
     return replace(result, x_table=SparseTable(pairs, weight * careful.occupancy.ravel()[pairs], 0.0))
 
 

@@ -1,0 +1,93 @@
+"""No result says success with a limit that its own data shows to be broken, and gaps are never too small."""
+
+import numpy as np
+import pytest
+
+from dpdl import CMDP, Status, exact, learn, learn_adaptive, replicate, sweep
+from dpdl.models.judgement import TOLERANCE
+from test_ends import ending_model
+
+N = pytest.mark.parametrize("n", [3, pytest.param(200, marks=pytest.mark.slow)])
+MANY = pytest.mark.parametrize("n", [15, pytest.param(300, marks=pytest.mark.slow)])
+
+
+def problem(seed):
+    """A small random model, its data distribution and a generator; every third has episodes that end."""
+    rng = np.random.default_rng(seed)
+    S, A, I, gamma = (
+        int(rng.integers(2, 7)),
+        int(rng.integers(2, 4)),
+        int(rng.integers(1, 4)),
+        float(rng.choice([0.7, 0.9, 0.97])),
+    )
+    if seed % 3 == 0:
+        model = ending_model(seed, S=S, A=A, I=I, gamma=gamma)
+    else:
+        P = rng.dirichlet(np.full(S, 0.4), (S, A))
+        u = rng.uniform(-1, 1, (I, S, A))
+        model = CMDP(P, rng.uniform(-1, 1, (S, A)), u, gamma, rng.dirichlet(np.ones(S)))
+    mu = rng.dirichlet(np.full(S * A, 2.0)).reshape(S, A)
+    return model, mu, rng
+
+
+def with_limits(model, mu, rng, kind):
+    """A log of the model with its utilities moved so that limits are generous, tight or impossible to keep."""
+    best = model.slater()
+    shift = {"generous": best - 0.3, "tight": best - 0.01, "infeasible": best + 0.1}[kind]
+    factor = np.ones(model.r.shape) if model.ends is None else 1 + model.gamma * model.ends / (1 - model.gamma)
+    u = model.u - shift * factor
+    scale = abs(u).max() * 1.0001
+    moved = CMDP(model.P, model.r, u / max(1.0, scale), model.gamma, model.rho0, model.ends)
+    return moved.sample(int(rng.integers(200, 3000)), mu, rng=rng)
+
+
+@N
+@pytest.mark.parametrize("kind", ["generous", "tight", "infeasible"])
+def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
+    counted = dict.fromkeys(("kept", "broken", "infeasible"), 0)
+    for seed in range(n):
+        model, mu, rng = problem(seed)
+        log = with_limits(model, mu, rng, kind)
+        common = {"gamma": model.gamma, "rho0": model.rho0, "check_slater": False}
+        plug_in = exact.plug_in(log, model.gamma, model.rho0)
+        impossible = plug_in.solve().status == "infeasible"
+        results = [
+            learn(log, **common, rng=0, T=3000),
+            learn(log, **common, rng=0, T=300, psi=3, slater=0.3),
+            learn_adaptive(log, **common, rng=0, T=2000),
+            *replicate(log, n=2, **common, rng=0, T=2000).results,
+            replicate(log, n=2, **common, rng=0, T=2000).result,
+            *sweep(log, over={"psi": [5.0, 50.0]}, **common, rng=0, T=2000).results,
+        ]
+        for result in results:
+            assert (result.status is Status.INFEASIBLE) == impossible
+            assert result.status is not Status.INFEASIBLE or result.n_steps == 0
+            utilities = (1 - model.gamma) * plug_in.evaluate(result.policy).utilities
+            kept = bool((utilities >= -TOLERANCE - 1e-9).all())
+            assert not result.success or kept
+            assert kept or "BROKEN" in repr(result)
+            assert kept or "its limit" in result.message
+            counted["infeasible" if impossible else "kept" if result.success else "broken"] += 1
+    print(kind, counted)
+    assert counted["infeasible"] == 0 if kind == "generous" else True
+    assert counted["infeasible"] > 0 if kind == "infeasible" else True
+
+
+@MANY
+def test_gaps_are_never_smaller_than_the_exact_ones(n):
+    """psi binding and not, in practice and in theory, few steps and many."""
+    binding = 0
+    for seed in range(n):
+        model, mu, rng = problem(1000 + seed)
+        log = with_limits(model, mu, rng, "generous")
+        psi, T = float(rng.choice([1.2, 2.0, 5.0, 100.0])), int(rng.choice([1, 300, 5000]))
+        profile = str(rng.choice(["theory", "practice"]))
+        run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "profile": profile}
+        result = learn(log, **run, rng=0, check_slater=False)
+        plug_in = exact.plug_in(log, model.gamma, model.rho0)
+        best = plug_in.solve(psi=psi, mu=log.frequencies)
+        if best.status != "optimal":
+            continue
+        binding += plug_in.solve().reward > best.reward + 1e-6
+        assert result.evaluation.bound >= best.reward - 1e-7 / (1 - model.gamma)
+    assert binding > n / 10
