@@ -79,8 +79,9 @@ class Dataset:
     labels : Labels or None
         What states and actions are called (`from_table`); a saved log keeps them.
     notes : tuple of str
-        What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken. `learn`
-        adds them to the notes of its result. They are not saved.
+        What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken, states
+        that are entered and never left. `learn` adds them to the notes of its result. Only the last kind is known of a
+        log that was saved and opened.
     initial_counts : int64 array, shape (S,), or None
         How often an episode began in each state: the default of the initial distribution. None if that is not known.
     repeats, spreads : arrays or None
@@ -102,7 +103,8 @@ class Dataset:
     n_actions: int
     units: Units
     labels: Labels | None = None
-    notes: tuple[str, ...] = ()
+    _notes: tuple[str, ...] = ()
+    _is_part: bool = False
     path: Path | None
     # Where trajectories begin after the first record, and the number of the first record, both in the numbering of the
     # whole log, so that a part shares the array: `starts` is computed when it is first used.
@@ -147,7 +149,7 @@ class Dataset:
         # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
         arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
         self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
-        self.__dict__["notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
+        self.__dict__["_notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -223,7 +225,7 @@ class Dataset:
             starts=starts,
         )
         log.__dict__.update(
-            units=units, notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
+            units=units, _notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
         )
         return log
 
@@ -335,7 +337,7 @@ class Dataset:
         log.__dict__.update(
             labels=found.labels,
             units=replace(log.units, names=found.names or None),
-            notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
+            _notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
             _initial=None if found.initial is None else check.frozen(found.initial),
         )
         return log
@@ -519,7 +521,7 @@ class Dataset:
         """Pickle the contents as bytes, which are immutable even if the same pickle refers to them elsewhere."""
         arrays = {RECORDS: self.records, PAIRS: self.table, STARTS: self.starts} | self._of_counts()
         raw = {name: array.tobytes() for name, array in arrays.items() if array is not None}
-        more = {"labels": self.labels, "notes": self.notes}
+        more = {"labels": self.labels, "_notes": self._notes, "_is_part": self._is_part}
         return type(self)._unpickled, (raw, self.n_states, self.n_actions, self.units, self.path, self._whole, more)
 
     @classmethod
@@ -621,8 +623,8 @@ class Dataset:
 
     def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))
-        names = ("_table", "n_states", "n_actions", "units", "labels", "notes", "_initial")
-        cut.__dict__.update(**{name: getattr(self, name) for name in names}, path=None, **own)
+        names = ("_table", "n_states", "n_actions", "units", "labels", "_notes", "_initial")
+        cut.__dict__.update(**{name: getattr(self, name) for name in names}, path=None, _is_part=True, **own)
         return cut
 
     def _counts_of_part(self, first: int, last: int, step: int) -> Self:
@@ -717,6 +719,28 @@ class Dataset:
         if len(self.pairs) == len(self.table):
             return self.records["pair"]
         return check.frozen(self._rank[self.records["pair"]])
+
+    @cached_property
+    def dead_ends(self) -> NDArray[np.int64]:
+        """States that some row enters and no row leaves, ascending; where an episode ended, no state was entered."""
+        entered = np.empty(0, dtype=np.int64)
+        for part, _ in self.parts(at_least=len(self.table)):
+            entered = np.union1d(entered, packing.rank(part["s_next"].astype(np.int64) + 1, self.n_states + 1)[0] - 1)
+        return check.frozen(np.setdiff1d(entered[entered >= 0], self.pairs // self.n_actions))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What is remarkable about the log."""
+        if self._is_part or len(self.dead_ends) == 0:
+            return self._notes
+        named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
+        which = ", ".join(named) + (", ..." if len(self.dead_ends) > 5 else "")
+        several = len(self.dead_ends) > 1
+        note = (
+            f"{len(self.dead_ends)} state{'s are' if several else ' is'} entered but never left ({which}): nothing is "
+            "known about what follows, so the worst is assumed there; if episodes end there, say so with terminated="
+        )
+        return (*self._notes, note)
 
     @cached_property
     def initial_counts(self) -> NDArray[np.int64] | None:
