@@ -446,7 +446,7 @@ def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
         ({"n": 0}, ValueError, "n must be"),
         ({"executor": 3}, TypeError, "executor must be a concurrent.futures.Executor, got int"),
         ({"psi": 0.5}, ValueError, "psi must be >= 1"),
-        ({"unheard": 1}, TypeError, "unknown setting 'unheard'"),
+        ({"unheard": 1}, TypeError, "unexpected keyword argument 'unheard'; its arguments are T, "),
         ({"rng": "a"}, TypeError, "rng must be None"),
         ({"resume": 1}, TypeError, "resume must be True or False, got 1"),
         ({"callback": 3}, TypeError, "callback must be callable"),

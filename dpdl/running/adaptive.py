@@ -31,7 +31,7 @@ from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
 from dpdl.premises import Premise, combined
 from dpdl.result import MESSAGES, Level, Point, Result, Status
-from dpdl.running.arguments import accepts, parse
+from dpdl.running.arguments import accepts, parse, refuse_unknown
 from dpdl.running.driver import drive
 from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
@@ -129,6 +129,7 @@ def learn_adaptive(
     >>> learn_adaptive(log, **common).message.split(",")[0]
     'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
     """
+    refuse_unknown(learn_adaptive, keywords)
     chosen, inputs, options = parse(
         dataset,
         settings,

@@ -13,7 +13,7 @@ from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning.layout import Layout
 from dpdl.learning.run import Run
 from dpdl.result import Result
-from dpdl.running.arguments import RunKeywords, accepts, parse
+from dpdl.running.arguments import RunKeywords, accepts, parse, refuse_unknown
 from dpdl.running.driver import drive
 from dpdl.settings import Settings
 
@@ -96,6 +96,7 @@ def learn(
     >>> result.success, result.policy.round(1).tolist()
     (True, [[0.5, 0.5]])
     """
+    refuse_unknown(learn, keywords)
     generator = check.generator(rng)
     chosen, inputs, options = parse(dataset, settings, dict(keywords))
     with Interrupts() as interrupts:
