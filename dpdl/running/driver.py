@@ -50,7 +50,7 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
                 if code == 0:
                     timer.run_due_actions()
                 bar.update(core.n_steps)
-                if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+                if was_interrupted(interrupts) or (options.stop is not None and options.stop(core.n_steps)):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
@@ -106,7 +106,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
     try:
         worker.start()
         while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
-            if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+            if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.core.n_steps)):
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         run.notes = (*run.notes, f"{unfinished} was interrupted")
