@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -785,3 +786,17 @@ def test_the_same_settings_are_recognised_if_the_mixing_time_was_estimated(tmp_p
     common = {"rho0": [0.5, 0.5], "reuse": True, "eps_divisor": 1, "max_levels": 2, "check_slater": False}
     learn_adaptive(log, settings, **common, rng=0, checkpoint=tmp_path / "levels", step_limit=10)
     assert resume(tmp_path / "levels", log, settings).n_steps == 500
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+def test_a_folder_of_levels_in_use_is_refused(tmp_path):
+    log, arguments = levelled(checkpoint=tmp_path / "levels")
+
+    def try_as_well(result):
+        with pytest.raises(BlockingIOError, match=r"another run .*is using it: '.*plan'$"):
+            resume(tmp_path / "levels", log)
+        with pytest.raises(BlockingIOError, match=r"another run .*is using it"):
+            learn_adaptive(log, **arguments, resume=True)
+
+    first = learn_adaptive(log, **arguments, callback=try_as_well, callback_every=1000)
+    assert all_bits(resume(tmp_path / "levels", log)) == all_bits(first)

@@ -508,6 +508,21 @@ def test_a_sweep_lays_out_each_mu_hat_once(monkeypatch, over, expected):
     assert len(calls) == expected
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+@pytest.mark.parametrize("kind", ["replicas", "points"])
+def test_a_folder_of_checkpoints_in_use_is_refused(log, tmp_path, kind):
+    function, what = (replicate, {"n": 2}) if kind == "replicas" else (sweep, {"over": {"kappa": [0.0, 0.1]}})
+    common = {**what, "rho0": RHO0, "rng": 7, "checkpoint": tmp_path / "runs"}
+
+    def try_as_well(result):
+        with pytest.raises(BlockingIOError, match=rf"another run .*is using it: '.*{PLAN}'$"):
+            function(log, SETTINGS, **common, resume=True)
+
+    first = function(log, SETTINGS, **common, callback=try_as_well, callback_every=2000)
+    again = function(log, SETTINGS, **common, resume=True)
+    assert [bits(one) for one in again.results] == [bits(one) for one in first.results]
+
+
 # ---- Progress ----
 
 

@@ -24,6 +24,7 @@ from dpdl._validation import Array
 from dpdl.checking.verification import verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint
 from dpdl.lasting import plan as plans
 from dpdl.lasting.interrupts import Interrupts
@@ -202,12 +203,15 @@ def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, i
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
 
     options = replace(options, callback=None if callback is None else report)
-    try:
-        status, message = _levels(plan, levels, generator, options, interrupts)
-    except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
-        if not levels:
-            raise
-        status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+    with FileLock() as lock:
+        if options.checkpoint is not None:
+            lock.take(options.checkpoint / plans.PLAN)
+        try:
+            status, message = _levels(plan, levels, generator, options, interrupts)
+        except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
+            if not levels:
+                raise
+            status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
     return plan.outcome(levels, status, message) if levels else plan.nothing(message, generator)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dpdl import _core
 from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
@@ -32,12 +33,21 @@ logger = logging.getLogger("dpdl")
 
 
 def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
-    """Take the remaining steps and return the result."""
+    """Take the remaining steps and return the result; no other run can use the checkpoint meanwhile."""
+    deadline = time.monotonic() + options.time_limit
+    lock = FileLock()
+    try:
+        return _drive(run, options, interrupts, _CheckpointWriter(run, options.checkpoint, lock, new=new), deadline)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _CheckpointWriter, deadline: float) -> Result:
+    """Release the writer's lock before the result is returned: Ctrl-C after the return would lose the result."""
     core, planned = run.core, run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
-    deadline = time.monotonic() + options.time_limit
-    writer = _CheckpointWriter(run, options.checkpoint, new=new)
     try:
         with Progress(total, options.progress, core.n_steps) as bar:
             timer = _Timer(run, writer, options, deadline)
@@ -63,12 +73,15 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
     while True:
         try:
             if code:
+                writer.lock.release()
                 return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
             writer.update()
             if status is Status.COMPLETED and not run.slater_checked:
                 run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
                 _check_slater(run, options, interrupts, deadline)
-            return run.result(status)
+            result = run.result(status)
+            writer.lock.release()
+            return result
         except KeyboardInterrupt:
             # The result is still returned. A second Ctrl-C skips the checkpoint.
             writer.skip = status is Status.INTERRUPTED
@@ -125,13 +138,15 @@ class _CheckpointWriter:
     `skip` suppresses further writes, `note` says in the results why the checkpoint is out of date.
     """
 
-    def __init__(self, run: Run, path: Path | None, *, new: bool) -> None:
-        self.run, self.path = run, path
+    def __init__(self, run: Run, path: Path | None, lock: FileLock, *, new: bool) -> None:
+        self.run, self.path, self.lock = run, path, lock
         self.skip = False
         self.note = ""
         self.steps = run.core.n_steps  # in the checkpoint on disk
         if path is not None and (new or self.steps < run.layout.settings.T):
-            checkpoint.save(path, run, new=new)
+            if not new:
+                lock.take(path)
+            checkpoint.save(path, run, lock, new=new)
 
     def update(self) -> None:
         """Write a checkpoint. If that fails, for instance because the disk is full, warn and let the run continue."""
@@ -142,7 +157,7 @@ class _CheckpointWriter:
             self._report("it was interrupted")
             return
         try:
-            checkpoint.save(self.path, self.run)
+            checkpoint.save(self.path, self.run, self.lock)
         except (OSError, MemoryError) as error:
             self._report(str(error) or type(error).__name__)
             logger.error(self.note)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint, plan
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.lasting.progress import Progress
@@ -141,13 +142,17 @@ class Jobs:
         most = self.options.step_limit
         n_steps = [one.settings.T if most is None else min(one.settings.T, most) for one in self.layouts]
         bar = Progress(sum(n_steps), self.options.progress, sum(self.resumed.values()), f"{len(tasks)} {self.name}s")
-        try:
-            results = pool.run(tasks, n_steps, self.resumed, self.dataset, self.executor, bar)
-            return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
-        except Exception as error:
-            if self.options.checkpoint is not None:
-                error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")
-            raise
+        folder = self.options.checkpoint
+        with FileLock() as lock:
+            if folder is not None:
+                lock.take(folder / plan.PLAN)
+            try:
+                results = pool.run(tasks, n_steps, self.resumed, self.dataset, self.executor, bar)
+                return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
+            except Exception as error:
+                if folder is not None:
+                    error.add_note(f"The runs can be resumed from {folder} with resume=True.")
+                raise
 
     def seeds(self, rng: Any, **what: Any) -> Seeds:
         """Seeds of the runs; with checkpoints they are stored, and must be the same when the runs are resumed."""

@@ -72,7 +72,8 @@ def learn(
     checkpoint : path, optional
         File for checkpoints, from which `resume` continues bit for bit. It must not exist yet. It is written at once,
         every `every` seconds, and at the end, also if the callback raises an exception. If a later write fails, the
-        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues.
+        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues. Until the
+        run ends, a second one on the same file raises BlockingIOError, in any process; not on Windows.
     every : float, optional
         Seconds between two checkpoints.
     chunk : int, optional
