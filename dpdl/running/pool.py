@@ -233,7 +233,7 @@ class Caller:
 
     def watch(self, k: int) -> Callable[[int], bool]:
         """Mark run k as begun; return the function by which it reports its steps and learns whether it must stop."""
-        folder, parent = Path(self.folder), os.getppid()
+        folder, told, parent = Path(self.folder), os.path.join(self.folder, "stop"), os.getppid()
         if self.host != socket.gethostname() and not folder.exists():
             return lambda n_steps: False
         with suppress(OSError):
@@ -247,7 +247,7 @@ class Caller:
                 with suppress(OSError):
                     (folder / str(k)).write_text(str(n_steps))
             # If the parent of the worker was killed, nobody can receive the result.
-            return (folder / "stop").exists() or not folder.exists() or os.getppid() != parent
+            return os.path.exists(told) or not folder.exists() or os.getppid() != parent
 
         return stop
 
@@ -266,8 +266,8 @@ def _run_in_worker(task: Task, k: int, path: str, fingerprint: str, caller: Call
     Ctrl-C at a terminal reaches that process as well. `Interrupts` handles it, because a worker that exits on SIGINT,
     as those of Dask do, would lose the steps taken.
     """
-    stop = caller.watch(k)
     with Interrupts(guarded=not caller.is_this_process) as interrupts:
+        stop = caller.watch(k)  # from here on the caller relies on this run to survive Ctrl-C
         return None if stop(0) else task(_opened(path, fingerprint), stop, interrupts)
 
 
