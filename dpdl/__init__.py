@@ -6,6 +6,13 @@ CMDP", 2022).
 """
 
 from importlib.metadata import version
+from importlib.util import find_spec
+
+if find_spec("dpdl._core") is None:
+    raise ImportError(
+        f"{__path__[0]} holds the sources of dpdl without its compiled core; "
+        "run `pip install -e .` in the folder above it, or start Python in another folder"
+    )
 
 from dpdl import exact, instances, mixing, policy, theory
 from dpdl.acting import Policy

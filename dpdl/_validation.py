@@ -8,9 +8,10 @@ clipped, wrapped or guessed. An array is copied before it is checked, so that th
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,29 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 #: Arrays of doubles, in every signature.
 Array = NDArray[np.float64]
+
+#: Names that other libraries use, and the argument meant by them.
+_SYNONYMS = {
+    "seed": "rng",
+    "random_state": "rng",
+    "discount": "gamma",
+    "steps": "T",
+    "n_steps": "T",
+    "iterations": "T",
+    "max_iter": "T",
+    "tol": "eps",
+    "accuracy": "eps",
+    "step_size": "eta",
+    "learning_rate": "eta",
+    "timeout": "time_limit",
+    "max_steps": "step_limit",
+    "callback_freq": "callback_every",
+    "initial_distribution": "rho0",
+    "n_replicas": "n",
+    "n_jobs": "executor",
+    "workers": "executor",
+    "verbose": "progress",
+}
 
 #: How far a distribution's sum may be from one: a thousand roundings of a sum of ones.
 SUM_TOLERANCE = 1e-9
@@ -50,6 +74,14 @@ def real(
         ]
         raise ValueError(f"{name} must be {' and '.join(bounds)}, got {number!r}")
     return number
+
+
+def suggestion(name: str, accepted: Iterable[str], what: str) -> str:
+    """Say which of the accepted names an unknown one may stand for; if there is no such name, list them all."""
+    by_case = {one.casefold(): one for one in accepted}
+    synonym = _SYNONYMS.get(name.casefold(), "").casefold()
+    close = [synonym] if synonym in by_case else difflib.get_close_matches(name.casefold(), by_case, 1)
+    return f"did you mean {by_case[close[0]]}?" if close else f"{what} are {', '.join(sorted(by_case.values()))}"
 
 
 def convert_field(owner: Any, name: str, convert: Callable[..., Any], *, required: bool = False, **bounds: Any) -> None:

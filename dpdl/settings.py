@@ -257,7 +257,7 @@ class Settings:
         names = {field.name for field in dataclasses.fields(cls)}
         for name in keywords:
             if name not in names:
-                raise TypeError(f"unknown setting {name!r}; settings are {', '.join(sorted(names))}")
+                raise TypeError(f"unknown setting {name!r}; {check.suggestion(name, names, 'settings')}")
         if settings is not None:
             if not isinstance(settings, Settings):
                 raise TypeError(f"settings must be a Settings, got {type(settings).__name__}")

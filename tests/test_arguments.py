@@ -1,5 +1,6 @@
-"""Arrays where a number, a word or a path is meant: each is refused by the name of its argument."""
+"""Arrays where a number, a word or a path is meant, and misspelt keywords: each is refused by its name."""
 
+import inspect
 import re
 from contextlib import suppress
 
@@ -25,6 +26,8 @@ from dpdl import (
     verify,
 )
 from dpdl import _validation as check
+from dpdl.running.options import OptionKeywords
+from dpdl.settings import SettingKeywords
 from logs import make_log
 
 LOG = make_log("trajectory", 1)
@@ -51,6 +54,7 @@ SETTINGS = NUMBERS | {
 DRIVEN_BY = {"callback_every": 5, "progress": False, "step_limit": 5, "time_limit": 1.0, "every": 60.0, "chunk": 3}
 KERNEL = [[0.5, 0.5], [0.25, 0.75]]
 RHO0 = [0.25] * 4
+STARTERS = [learn, learn_adaptive, replicate, sweep]
 
 
 def made(**given):
@@ -168,3 +172,59 @@ def test_names_are_kept_once_and_in_order():
 def test_trajectories_must_be_several():
     with pytest.raises(TypeError, match=r"^trajectories must be an iterable of trajectories, got int$"):
         Dataset.from_trajectories(3, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "functions"),
+    [
+        ("seed", "rng", STARTERS),
+        ("random_state", "rng", STARTERS),
+        ("rgn", "rng", STARTERS),
+        ("discount", "gamma", STARTERS),
+        ("Gamma", "gamma", STARTERS),
+        ("n_steps", "T", STARTERS),
+        ("t", "T", STARTERS),
+        ("rho_0", "rho0", STARTERS),
+        ("time_limt", "time_limit", [*STARTERS, resume]),
+        ("callback_freq", "callback_every", [*STARTERS, resume]),
+        ("chekpoint", "checkpoint", STARTERS),
+        ("n_jobs", "executor", [replicate, sweep]),
+    ],
+)
+def test_a_misspelt_keyword_gets_the_right_one(wrong, right, functions):
+    more = {replicate: {"n": 2}, sweep: {"over": {"kappa": [0.0]}}, resume: {"path": "missing"}}
+    for function in functions:
+        message = f"{function.__name__}() got an unexpected keyword argument '{wrong}'; did you mean {right}?"
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+            function(dataset=LOG, **more.get(function, {}), **{wrong: 1})
+
+
+def test_a_misspelt_setting_gets_the_right_one():
+    with pytest.raises(TypeError, match=r"^unknown setting 'order_'; did you mean order\?$"):
+        Settings.of(None, NUMBERS | {"order_": "shuffle"})
+    with pytest.raises(ValueError, match=r"^over\['slatr'\] is no setting; did you mean slater\?$"):
+        sweep(LOG, over={"slatr": [0.1]}, **NUMBERS, rho0=RHO0)
+
+
+def test_a_keyword_that_is_like_no_other_gets_the_list():
+    for function in STARTERS[:2]:
+        with pytest.raises(TypeError, match=r"'xyzzy'; its arguments are T, alpha_V, .*, time_limit"):
+            function(LOG, xyzzy=1)
+
+
+def test_signatures_show_all_keywords():
+    """Interactive completion reads them there."""
+    common = {*SettingKeywords.__annotations__, *OptionKeywords.__annotations__, "rho0", "initial_states", "rng"}
+    for function in STARTERS:
+        parameters = inspect.signature(function).parameters
+        assert common <= parameters.keys()
+        assert {one.kind for one in parameters.values()} == {
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        }
+        defaults = {name: one.default for name, one in parameters.items()}
+        assert (defaults["delta"], defaults["order"], defaults["every"]) == (0.05, "replacement", 60.0)
+        assert (defaults["T"], defaults["rng"], defaults["callback"]) == (None, None, None)
+        assert defaults["gamma"] is inspect.Parameter.empty
+    shown = inspect.signature(resume).parameters
+    assert shown.keys() == {"path", "dataset", "settings", *OptionKeywords.__annotations__} - {"checkpoint"}

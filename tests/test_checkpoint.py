@@ -24,11 +24,15 @@ import pytest
 from dpdl import learn, resume
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint, checkpoint_file
 from dpdl.result import Status
 from dpdl.settings import Settings
 from long_runs import GOOD, LOG, RHO0, ForkServer, T, bits, break_off, greedy_log, run
 from problems import ORDERS, random_log, random_walk
+
+#: What is said of a checkpoint that this process or another one uses; Linux knows which.
+IN_USE = r"another run \(process \d+\) is using it" if sys.platform == "linux" else "another run is using it"
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
@@ -398,7 +402,7 @@ def test_of_two_runs_that_begin_together_one_is_refused(path, monkeypatch):
     def go(seed):
         try:
             outcomes[seed] = run(rng=seed, checkpoint=path)
-        except FileExistsError as error:
+        except (FileExistsError, BlockingIOError) as error:
             outcomes[seed] = error
 
     threads = [threading.Thread(target=go, args=(seed,)) for seed in (5, 6)]
@@ -406,26 +410,100 @@ def test_of_two_runs_that_begin_together_one_is_refused(path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = [seed for seed in (5, 6) if not isinstance(outcomes[seed], FileExistsError)]
-    assert "continue it with dpdl.resume" in str(outcomes[11 - winner])
+    (winner,) = [seed for seed in (5, 6) if not isinstance(outcomes[seed], OSError)]
+    assert re.search("continue it with dpdl.resume|another run .*is using it", str(outcomes[11 - winner]))
     assert bits(resume(path, LOG)) == bits(outcomes[winner]) == bits(run(rng=winner))
     assert strays(path) == []
 
 
-def test_two_that_go_on_with_the_same_run_do_not_spoil_it(path):
+@posix
+@pytest.mark.parametrize("begin", ["learn", "resume"])
+def test_a_checkpoint_in_use_is_refused_by_a_second_run(path, begin):
+    """While the first run waits in its callback, at every checkpoint that it writes."""
+    refused = 0
+
+    def try_as_well(result):
+        nonlocal refused
+        before = identity(path)
+        with pytest.raises(BlockingIOError, match=f"{IN_USE}: {re.escape(repr(str(path)))}$"):
+            resume(path, LOG)
+        with pytest.raises(BlockingIOError, match=IN_USE):
+            run(checkpoint=path)
+        assert identity(path) == before
+        refused += 1
+
+    options = {"callback": try_as_well, "callback_every": 1000, "every": 0, "chunk": 500}
+    if begin == "learn":
+        result = run(checkpoint=path, **options)
+    else:
+        run(checkpoint=path, step_limit=10)
+        result = resume(path, LOG, **options)
+    assert refused == T // 1000
+    assert bits(result) == whole()
+    assert strays(path) == []
+    assert bits(resume(path, LOG)) == whole()  # no lock is left
+    with pytest.raises(FileExistsError, match=r"continue it with dpdl\.resume"):
+        run(checkpoint=path)
+
+
+@posix
+def test_of_many_that_resume_together_one_is_served(path):
     run(checkpoint=path, step_limit=10)
     outcomes = []
-    threads = [
-        threading.Thread(target=lambda: outcomes.append(resume(path, LOG, every=0, chunk=100))) for _ in range(2)
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one may sweep away what the other is about to rename; the next one is there
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [bits(result) for result in outcomes] == [whole(), whole()]
+
+    def go():
+        try:
+            outcomes.append(resume(path, LOG, every=0, chunk=100))
+        except BlockingIOError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    served = [one for one in outcomes if not isinstance(one, BlockingIOError)]
+    assert [bits(result) for result in served] == [whole()] * len(served)
+    assert served
     assert bits(resume(path, LOG)) == whole()
+
+
+@posix
+def test_the_lock_of_a_killed_process_ends_with_it(path):
+    with ForkServer() as server:
+        for function in (["begin_endless", str(path), "replacement"], ["resume_endless", str(path)]):
+            before = identity(path) if path.exists() else None
+            child = server.fork(*function)
+            while not path.exists() or identity(path) == before:
+                time.sleep(0.005)
+            with pytest.raises(BlockingIOError, match=r"another run .*is using it"):
+                resume(path, LOG)
+            os.kill(child, signal.SIGKILL)
+            assert server.wait() == -signal.SIGKILL
+    assert resume(path, LOG, step_limit=1).status is Status.STEP_LIMIT
+    assert strays(path) == []
+
+
+@posix
+def test_a_forked_child_does_not_hold_the_lock_of_its_parent(path):
+    """Otherwise a worker that outlives its killed parent would keep the checkpoint locked."""
+    path.touch()
+    with FileLock() as first:
+        first.take(path)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        try:
+            time.sleep(0.1)
+            with pytest.raises(BlockingIOError, match=IN_USE), FileLock() as second:
+                second.take(path)
+            first._file.close()  # as the end of the process would
+            with FileLock() as second:
+                second.take(path)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 # ---- Damaged files ----

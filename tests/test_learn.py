@@ -395,7 +395,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         ({"T": None, "eps": 0.0}, ValueError, "eps must be >= 1e-30, got 0.0"),
         ({"eps": -1}, ValueError, "eps must be >= 1e-30, got -1.0"),
         ({"order": "random"}, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
-        ({"steps": 5}, TypeError, "unknown setting 'steps'"),
+        ({"steps": 5}, TypeError, "unexpected keyword argument 'steps'; did you mean T?"),
         ({"settings": {"T": 5}}, TypeError, "settings must be a Settings, got dict"),
         ({"rho0": None}, TypeError, "give either rho0 or initial_states"),
         ({"initial_states": [0]}, TypeError, "give either rho0 or initial_states"),

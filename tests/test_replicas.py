@@ -1,7 +1,9 @@
 """Many runs at once: the same bits on every executor, averages that are averages, and nothing lost to Ctrl-C."""
 
 import concurrent.futures as cf
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,8 +20,10 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
+from dpdl.lasting import progress
 from dpdl.lasting.plan import PLAN
 from dpdl.learning.layout import Coordinates
+from dpdl.running import pool as pool_module
 from long_runs import bits
 from problems import random_log
 
@@ -446,7 +450,7 @@ def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
         ({"n": 0}, ValueError, "n must be"),
         ({"executor": 3}, TypeError, "executor must be a concurrent.futures.Executor, got int"),
         ({"psi": 0.5}, ValueError, "psi must be >= 1"),
-        ({"unheard": 1}, TypeError, "unknown setting 'unheard'"),
+        ({"unheard": 1}, TypeError, "unexpected keyword argument 'unheard'; its arguments are T, "),
         ({"rng": "a"}, TypeError, "rng must be None"),
         ({"resume": 1}, TypeError, "resume must be True or False, got 1"),
         ({"callback": 3}, TypeError, "callback must be callable"),
@@ -502,3 +506,89 @@ def test_a_sweep_lays_out_each_mu_hat_once(monkeypatch, over, expected):
     settings = {"gamma": 0.8, "slater": 0.3, "T": 100, "rho0": [0.25] * 4} | ({} if "psi" in over else {"psi": 2})
     sweep(random_log(4, 3, 200, 1, seed=0), over=over, rng=0, check_slater=False, **settings)
     assert len(calls) == expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+@pytest.mark.parametrize("kind", ["replicas", "points"])
+def test_a_folder_of_checkpoints_in_use_is_refused(log, tmp_path, kind):
+    function, what = (replicate, {"n": 2}) if kind == "replicas" else (sweep, {"over": {"kappa": [0.0, 0.1]}})
+    common = {**what, "rho0": RHO0, "rng": 7, "checkpoint": tmp_path / "runs"}
+
+    def try_as_well(result):
+        with pytest.raises(BlockingIOError, match=rf"another run .*is using it: '.*{PLAN}'$"):
+            function(log, SETTINGS, **common, resume=True)
+
+    first = function(log, SETTINGS, **common, callback=try_as_well, callback_every=2000)
+    again = function(log, SETTINGS, **common, resume=True)
+    assert [bits(one) for one in again.results] == [bits(one) for one in first.results]
+
+
+# ---- Progress ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def percentages(self):
+        return [float(number) for number in re.findall(r"([\d.]+)%", self.getvalue())]
+
+
+@contextlib.contextmanager
+def on_a_terminal():
+    """In the body of a test, because pytest replaces standard error between a fixture and its test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DELAY", "INTERVAL"):
+            patch.setattr(progress, name, 0.0)
+        patch.setitem(sys.modules, "tqdm", None)  # importing it fails
+        patch.setattr(sys, "stderr", Terminal())
+        yield sys.stderr
+
+
+@pytest.mark.parametrize("kind", ["replicas", "points"])
+def test_the_bar_moves_while_a_run_is_under_way(log, kind):
+    """After half its steps each run waits until the bar has shown the chunk before."""
+    waiting = iter([12.5, 62.5])
+
+    def wait(result):
+        if result.n_steps == 2000:
+            wanted, deadline = next(waiting), time.monotonic() + 20
+            while wanted not in terminal.percentages():
+                assert time.monotonic() < deadline, terminal.getvalue()
+                time.sleep(0.005)
+
+    function, what = (replicate, {"n": 2}) if kind == "replicas" else (sweep, {"over": {"kappa": [0.0, 0.1]}})
+    with on_a_terminal() as terminal, cf.ThreadPoolExecutor(1) as pool:
+        function(log, SETTINGS, **what, rho0=RHO0, rng=7, executor=pool, chunk=1000, callback=wait, callback_every=1000)
+    assert f"\r2 {kind}:  12.5%" in terminal.getvalue()
+    assert "steps/s" in terminal.getvalue()
+    assert terminal.percentages() == sorted(terminal.percentages())
+
+
+def test_a_worker_process_reports_its_steps(monkeypatch):
+    monkeypatch.setattr(pool_module, "REPORT_SECONDS", 0.0)
+    with pool_module._Stop(threads=False, resumed={2: 40}) as stop:
+        assert (stop.steps_of(2), stop.steps_of(3)) == (40, 0)
+        must_stop = pool_module.Caller.here(stop.folder).watch(3)
+        assert stop.has_begun(3)
+        assert stop.steps_of(3) == 0
+        assert not must_stop(1500)
+        assert stop.steps_of(3) == 1500
+        stop.set()
+        assert must_stop(1501)
+    assert must_stop(1502)
+
+
+@pytest.mark.slow
+def test_the_bar_moves_while_worker_processes_run(stored):
+    with on_a_terminal() as terminal, cf.ProcessPoolExecutor(1) as pool:
+        replicate(stored, SETTINGS, T=10**7, n=2, rho0=RHO0, rng=7, executor=pool)
+    assert len(set(terminal.percentages()) - {0, 50, 100}) > 2
+
+
+def test_the_bar_of_resumed_runs_begins_where_they_were(log, tmp_path):
+    common = {"n": 2, "rho0": RHO0, "rng": 7, "checkpoint": tmp_path / "runs"}
+    replicate(log, SETTINGS, **common, step_limit=3000)
+    with on_a_terminal() as terminal:
+        replicate(log, SETTINGS, **common, resume=True, chunk=1, callback=lambda _: time.sleep(0.01))
+    assert min(terminal.percentages()) >= 75

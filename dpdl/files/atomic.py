@@ -3,6 +3,7 @@
 Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on the
 temporary file or folder, so that the next writer to the same target can recognise and remove what a killed process left
 behind. A reader opens a folder first, and then its files relative to it, so that all files are of the same version.
+`FileLock` is the lock of a run on its checkpoint, so that no other run writes there.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import re
 import secrets
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 if sys.platform != "win32":
     import fcntl
@@ -250,6 +252,83 @@ def lock(descriptor: int) -> None:
         raise
     except OSError:  # some network file systems have no locks; leftovers are not removed there either
         pass
+
+
+class FileLock:
+    """The lock that a run holds on its file, from `take` or `keep` until `release` or the end of the block.
+
+    The file itself is locked, and then each file that replaces it. So nothing is left behind, and the lock of a process
+    that is killed ends with it. There is no lock on Windows, where an open file cannot be replaced, and on file systems
+    without locks.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[Any] | None = None
+        _file_locks.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock, if any is held."""
+        _unlock(self._file)
+        self._file = None
+
+    def take(self, path: Path) -> None:
+        """Lock the file at a path; a BlockingIOError says that another run holds the lock."""
+        while sys.platform != "win32":
+            # Network file systems need write permission for the lock.
+            with ExitStack() as closing:
+                file = closing.enter_context(open(path, "r+b" if os.access(path, os.W_OK) else "rb"))
+                try:
+                    lock(file.fileno())
+                except BlockingIOError:
+                    reason = f"another run{_holder(file.fileno())} is using it"
+                    raise BlockingIOError(errno.EAGAIN, reason, str(path)) from None
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # else it was replaced: lock the other one
+                    self.keep(file)
+                    closing.pop_all()
+                    return
+
+    def keep(self, file: IO[Any]) -> None:
+        """Keep a file that is locked already, instead of the one before; `release` closes it."""
+        before, self._file = self._file, file
+        _unlock(before)
+
+    @staticmethod
+    def forget_all() -> None:
+        """Close the files in a forked child, so that it does not hold the locks after the end of its parent."""
+        for one in _file_locks:
+            if one._file is not None:
+                one._file.close()
+
+
+_file_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=FileLock.forget_all)
+
+
+def _unlock(file: IO[Any] | None) -> None:
+    if file is None or file.closed:
+        return
+    with file:
+        if sys.platform != "win32":
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
+def _holder(descriptor: int) -> str:
+    """The process that holds the lock on a file, in brackets; empty if the system does not say."""
+    status = os.fstat(descriptor)
+    where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with suppress(OSError), open("/proc/locks") as locks:
+        for _, kind, _, _, process, file, *_ in map(str.split, locks):
+            if (kind, file) == ("FLOCK", where):
+                return f" (process {process})"
+    return ""
 
 
 def beside(target: Path, suffix: str) -> Iterator[str]:

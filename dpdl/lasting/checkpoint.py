@@ -42,7 +42,7 @@ from dpdl import _core
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
-from dpdl.files.atomic import remove_leftovers
+from dpdl.files.atomic import FileLock, remove_leftovers
 from dpdl.lasting import checkpoint_file, state
 from dpdl.learning.layout import KNOWABLE, Inputs, Layout
 from dpdl.learning.run import Run
@@ -64,8 +64,8 @@ def check_generator(generator: np.random.Generator) -> None:
         raise TypeError(f"a checkpoint needs a generator over one of {', '.join(GENERATORS)}, got {kind.__name__}")
 
 
-def save(path: Path, run: Run, *, new: bool = False) -> None:
-    """Write a checkpoint of a run; with `new`, the path must not exist."""
+def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
+    """Write a checkpoint of a run, to which the lock `held` is moved; with `new`, the path must not exist."""
     if new:
         remove_leftovers(path)
     layout, reference, inputs = run.layout, run.layout.reference, run.layout.inputs
@@ -89,7 +89,7 @@ def save(path: Path, run: Run, *, new: bool = False) -> None:
         "reference_pairs": reference.pairs,
         "reference_counts": reference.counts,
     }
-    checkpoint_file.write(path, header, arrays, new=new)
+    checkpoint_file.write(path, header, arrays, new=new, held=held)
 
 
 def load(path: Path, dataset: Dataset, settings: Settings | None = None) -> Run:

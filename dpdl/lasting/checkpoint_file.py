@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl.files.atomic import lock, naming_the_target, refuse, sync, temporary_file
+from dpdl.files.atomic import FileLock, lock, naming_the_target, refuse, sync, temporary_file
 from dpdl.files.headers import parse_json
 
 MAGIC, VERSION = b"DPDLCKPT", 1
@@ -44,10 +44,18 @@ _MAX_DIMENSIONS = 3
 PREVIOUS = ".previous"
 
 
-def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *, new: bool = False) -> None:
+def write(
+    path: Path,
+    header: dict[str, Any],
+    arrays: dict[str, NDArray[Any]],
+    *,
+    new: bool = False,
+    held: FileLock | None = None,
+) -> None:
     """Write a checkpoint to `path` atomically; an OSError leaves an existing one unchanged.
 
-    With `new`, raise FileExistsError if the path exists, even if it was created concurrently.
+    With `new`, raise FileExistsError if the path exists, even if it was created concurrently. `held` is the lock on the
+    existing checkpoint, which is moved to the written one.
     """
     plain = {name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     described = [[name, array.dtype.str, list(array.shape)] for name, array in plain.items()]
@@ -59,7 +67,7 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
     ]
     digest = hashlib.sha256()
     trouble = naming_the_target(path, "the checkpoint could not be written")
-    with trouble, _locked_temporary(path) as (temporary, file):
+    with trouble, _locked_temporary(path, held) as (temporary, file):
         with contextlib.suppress(FileNotFoundError):
             os.lstat(path.with_name(path.name + PREVIOUS))  # a name that is too long fails here, not at the second one
         for part in parts:
@@ -80,16 +88,23 @@ def write(path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], *
 
 
 @contextlib.contextmanager
-def _locked_temporary(path: Path) -> Iterator[tuple[Path, Any]]:
-    """A new file beside a path, open and locked; another process may remove one before it is locked, so try again."""
+def _locked_temporary(path: Path, held: FileLock | None) -> Iterator[tuple[Path, Any]]:
+    """A new file beside a path, open and locked; another process may remove one before it is locked, so try again.
+
+    After the block `held` keeps it open and locked.
+    """
     while True:
-        with temporary_file(path) as temporary, open(temporary, "xb") as file:
+        with temporary_file(path) as temporary, contextlib.ExitStack() as closing:
+            file = closing.enter_context(open(temporary, "xb"))
             try:
                 lock(file.fileno())
                 os.stat(temporary)
             except (BlockingIOError, FileNotFoundError):
                 continue
             yield temporary, file
+            if held is not None:
+                held.keep(file)
+                closing.pop_all()
             return
 
 
@@ -148,9 +163,12 @@ def _described(header: Any, n_bytes: int) -> list[tuple[str, np.dtype[Any], tupl
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise a FileExistsError if a new run would replace something."""
+    """Raise a FileExistsError if a new run would replace something, a BlockingIOError if another run is using it."""
     if path.is_dir():
         refuse(path, "it is a folder, and a checkpoint is a file")
+    if path.is_file():
+        with FileLock() as free, contextlib.suppress(PermissionError):
+            free.take(path)
     if os.path.lexists(path):
         refuse(path, "it exists; continue it with dpdl.resume, or remove it to start again")
 

@@ -25,7 +25,7 @@ class Progress:
     """
 
     def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
-        self.total, self.first, self.label = total, first, label
+        self.total, self.first, self.label = max(total, 1), first, label
         self.show = sys.stderr is not None and (_on_terminal() if show is None else show)
         self.started = self.drawn = time.monotonic()
         self.bar: Any = None
@@ -34,12 +34,16 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
+    def is_due(self) -> bool:
+        """Whether an update would redraw or log."""
+        now = time.monotonic()
+        return now - self.started >= DELAY and now - self.drawn >= (INTERVAL if self.show else LOG_INTERVAL)
+
     def update(self, done: int) -> None:
         """Redraw or log, if that is due."""
-        now = time.monotonic()
-        if now - self.started < DELAY or now - self.drawn < (INTERVAL if self.show else LOG_INTERVAL):
+        if not self.is_due():
             return
-        self.drawn = now
+        self.drawn = now = time.monotonic()
         if self.show:
             try:
                 self._draw(done, now)
@@ -61,7 +65,7 @@ class Progress:
     def _line(self, done: int, now: float) -> str:
         rate = (done - self.first) / (now - self.started)
         left = (self.total - done) / rate if rate else 0.0
-        return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} {_unit(self.label)}s/s  {left:.0f} s left"
+        return f"{self.label}: {100 * done / self.total:5.1f}%  {rate:.3g} steps/s  {left:.0f} s left"
 
     def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -78,16 +82,9 @@ def _on_terminal() -> bool:
         return False
 
 
-def _unit(label: str) -> str:
-    """What is counted: steps for the label "learning", else the label in the singular."""
-    return "step" if label == "learning" else label.removesuffix("s")
-
-
 def _tqdm(total: int, first: int, label: str) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(
-        total=total, initial=first, desc=label, unit=_unit(label), unit_scale=True, leave=False, file=sys.stderr
-    )
+    return tqdm(total=total, initial=first, desc=label, unit="step", unit_scale=True, leave=False, file=sys.stderr)

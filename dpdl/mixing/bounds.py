@@ -26,7 +26,6 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from scipy.sparse.linalg import ArpackError, eigsh, splu
-from scipy.stats import chi2
 
 from dpdl._validation import Array
 from dpdl.mixing.chain import NARROW, half_bandwidth
@@ -139,10 +138,12 @@ def _sketch(
     P: sp.csr_array, mu: Array, threshold: float, rng: np.random.Generator, columns: int, cap: int
 ) -> tuple[int, float, NDArray[np.intp]]:
     """Return t, a bound of E(t), and the states that looked slowest; t is the first below the threshold, or `cap`."""
+    from scipy.special import gammaincinv  # here, because it makes `import dpdl` slow
+
     n = len(mu)
     functions = rng.standard_normal((n, columns)) / np.sqrt(mu)[:, None]
     # A union bound over the states and over the steps that may be tested.
-    quantile = chi2.ppf(FAILURE / n / cap, columns)
+    quantile = 2 * gammaincinv(columns / 2, FAILURE / n / cap)  # of chi-squared
     slow: list[int] = [int(np.argmin(mu)), int(np.argmax(mu))]
     bounds: list[float] = []
     for t in range(1, cap + 1):

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
 
 from dpdl import _validation as check
 from dpdl._validation import Array
@@ -128,6 +127,8 @@ def row_radii(visits: Array, delta: float) -> Array:
 
 def _upper(Q: Array, radius: float) -> float:
     """Return the least t with E_Q(t) + radius (K_t + K_inf)/2 <= 1/4, or infinity."""
+    from scipy.spatial.distance import pdist  # here, because it makes `import dpdl` slow
+
     try:
         mu = stationary_of(sp.csr_array(Q))
     except ValueError:  # the empirical chain is reducible or periodic

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import scipy.optimize
-
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 #: linprog's status for a time or iteration limit; no iteration limit is set here.
@@ -40,6 +38,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def linprog(*arguments: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
     """Solve a linear program with `scipy.optimize.linprog` inside the present time limit."""
+    import scipy.optimize  # here, because it makes `import dpdl` slow
+
     left = _DEADLINE.get() - time.monotonic()
     if left <= 0:
         raise TimeoutError("there was no time left for a linear program")

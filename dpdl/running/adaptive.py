@@ -25,6 +25,7 @@ from dpdl._validation import Array
 from dpdl.checking.verification import verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint
 from dpdl.lasting import plan as plans
 from dpdl.lasting.interrupts import Interrupts
@@ -33,7 +34,7 @@ from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
 from dpdl.premises import Premise, combined
 from dpdl.result import MESSAGES, Level, Point, Result, Status
-from dpdl.running.arguments import accepts, parse
+from dpdl.running.arguments import accepts, parse, refuse_unknown
 from dpdl.running.driver import drive, refuse_infeasible
 from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
@@ -137,6 +138,7 @@ def learn_adaptive(
     >>> learn_adaptive(log, **common).message.split(",")[0]
     'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
     """
+    refuse_unknown(learn_adaptive, keywords)
     first: dict[str, Any] = {} if settings is not None else {"psi": 1.0}
     if settings is None and keywords.get("eps") is None:
         first = {"psi": practice.LEAST_PSI, "profile": "practice"}
@@ -214,12 +216,15 @@ def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, i
         return callback(replace(result, history=tuple(levels))) if callback is not None else None
 
     options = replace(options, callback=None if callback is None else report)
-    try:
-        status, message = _levels(plan, levels, generator, options, interrupts)
-    except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
-        if not levels:
-            raise
-        status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+    with FileLock() as lock:
+        if options.checkpoint is not None:
+            lock.take(options.checkpoint / plans.PLAN)
+        try:
+            status, message = _levels(plan, levels, generator, options, interrupts)
+        except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
+            if not levels:
+                raise
+            status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
     return plan.outcome(levels, status, message) if levels else plan.nothing(message, generator)
 
 

@@ -6,7 +6,7 @@ They are those of `Settings`, of `Inputs` (what a run reads) and of `Options` (h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from dpdl import _validation as check
@@ -30,7 +30,7 @@ _CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywor
 def parse(
     dataset: Dataset, settings: Settings | None, keywords: dict[str, Any], accepted: Any = RunKeywords, **inputs: Any
 ) -> tuple[Settings, Inputs, Options]:
-    """Sort keywords by what they belong to, and check them; a name that is not among `accepted` raises.
+    """Sort keywords by what they belong to, and check them.
 
     Further keywords are arguments of `Inputs.of`.
     """
@@ -56,12 +56,21 @@ def _in_practice(given: dict[str, Any]) -> bool:
     return not {"psi", "slater"} <= given.keys() or not given.keys() & {"T", "eps"}
 
 
+def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> None:
+    """Raise a TypeError if one of the keywords is not in the signature of a function."""
+    accepted = inspect.signature(function).parameters
+    for name in keywords:
+        if name not in accepted:
+            hint = check.suggestion(name, accepted, "its arguments")
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
+
+
 def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
     """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults."""
     defaults = {
         name: one
-        for check in _CHECKED_BY.values()
-        for name, one in inspect.signature(check).parameters.items()  # type: ignore[arg-type]
+        for checked_by in _CHECKED_BY.values()
+        for name, one in inspect.signature(checked_by).parameters.items()  # type: ignore[arg-type]
     }
 
     def decorate(function: Function) -> Function:

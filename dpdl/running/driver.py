@@ -19,6 +19,7 @@ from typing import Any
 
 from dpdl import _core
 from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts, was_interrupted
 from dpdl.lasting.progress import Progress
@@ -39,15 +40,27 @@ logger = logging.getLogger("dpdl")
 
 
 def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
-    """Take the remaining steps and return the result; no step if the plug-in model cannot keep the constraints."""
+    """Take the remaining steps and return the result; no step if the plug-in model cannot keep the constraints.
+
+    No other run can use the checkpoint meanwhile.
+    """
+    deadline = time.monotonic() + options.time_limit
     refused = refuse_infeasible(run, options, interrupts) if new and not options.even_if_infeasible else None
     if refused is not None:
         return refused
+    lock = FileLock()
+    try:
+        return _drive(run, options, interrupts, _CheckpointWriter(run, options.checkpoint, lock, new=new), deadline)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _CheckpointWriter, deadline: float) -> Result:
+    """Release the writer's lock before the result is returned: Ctrl-C after the return would lose the result."""
     core, planned = run.core, run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
     status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
-    deadline = time.monotonic() + options.time_limit
-    writer = _CheckpointWriter(run, options.checkpoint, new=new)
     try:
         with Progress(total, options.progress, core.n_steps) as bar:
             timer = _Timer(run, writer, options, deadline)
@@ -60,7 +73,7 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
                 if code == 0:
                     timer.run_due_actions()
                 bar.update(core.n_steps)
-                if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+                if was_interrupted(interrupts) or (options.stop is not None and options.stop(core.n_steps)):
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
@@ -73,12 +86,15 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
     while True:
         try:
             if code:
+                writer.lock.release()
                 return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
             writer.update()
             if status is Status.COMPLETED and not run.slater_checked:
                 run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
                 _check_slater(run, options, interrupts, deadline)
-            return run.result(status)
+            result = run.result(status)
+            writer.lock.release()
+            return result
         except KeyboardInterrupt:
             # The result is still returned. A second Ctrl-C skips the checkpoint.
             writer.skip = status is Status.INTERRUPTED
@@ -94,7 +110,7 @@ def refuse_infeasible(run: Run, options: Options, interrupts: Interrupts) -> Res
     layout, gamma = run.layout, run.layout.settings.gamma
     seconds = min(FEASIBILITY_SECONDS, options.time_limit)
     work = partial(practice.infeasible, layout.dataset, gamma, layout.inputs.initial)
-    found = _in_background(work, seconds, options, interrupts)
+    found = _in_background(work, seconds, run, options, interrupts)
     if not found:
         note = f"it was not checked within {seconds:.3g} s whether the plug-in model can keep the constraints"
         run.notes = (*run.notes, note)
@@ -122,7 +138,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
     work = partial(contradiction, dataset, settings, run.layout.reference, run.layout.inputs.initial)
     unfinished = f"slater = {settings.slater:g} was not compared with the data: the check"
     try:
-        found = _in_background(work, seconds, options, interrupts)
+        found = _in_background(work, seconds, run, options, interrupts)
     except KeyboardInterrupt:
         run.notes = (*run.notes, f"{unfinished} was interrupted")
         raise
@@ -133,7 +149,7 @@ def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: 
 
 
 def _in_background(
-    work: Callable[[], Any], seconds: float, options: Options, interrupts: Interrupts
+    work: Callable[[], Any], seconds: float, run: Run, options: Options, interrupts: Interrupts
 ) -> tuple[()] | tuple[Any]:
     """Return what a function that solves linear programs returns, or nothing if that takes longer.
 
@@ -144,7 +160,7 @@ def _in_background(
     failed: list[Exception] = []
     finished = threading.Event()  # an interrupted Thread.join may take a running thread for a finished one
 
-    def run() -> None:
+    def target() -> None:
         try:
             with highs.time_limit(seconds):
                 found.append(work())
@@ -156,11 +172,11 @@ def _in_background(
             finished.set()
 
     # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
-    worker = threading.Thread(target=run, name="dpdl-linear-program")
+    worker = threading.Thread(target=target, name="dpdl-linear-program")
     ends = time.monotonic() + seconds
     worker.start()
     while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
-        if was_interrupted(interrupts) or (options.stop is not None and options.stop()):
+        if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.core.n_steps)):
             raise KeyboardInterrupt
     if failed:
         raise failed[0]
@@ -173,13 +189,15 @@ class _CheckpointWriter:
     `skip` suppresses further writes, `note` says in the results why the checkpoint is out of date.
     """
 
-    def __init__(self, run: Run, path: Path | None, *, new: bool) -> None:
-        self.run, self.path = run, path
+    def __init__(self, run: Run, path: Path | None, lock: FileLock, *, new: bool) -> None:
+        self.run, self.path, self.lock = run, path, lock
         self.skip = False
         self.note = ""
         self.steps = run.core.n_steps  # in the checkpoint on disk
         if path is not None and (new or self.steps < run.layout.settings.T):
-            checkpoint.save(path, run, new=new)
+            if not new:
+                lock.take(path)
+            checkpoint.save(path, run, lock, new=new)
 
     def update(self) -> None:
         """Write a checkpoint. If that fails, for instance because the disk is full, warn and let the run continue."""
@@ -190,7 +208,7 @@ class _CheckpointWriter:
             self._report("it was interrupted")
             return
         try:
-            checkpoint.save(self.path, self.run)
+            checkpoint.save(self.path, self.run, self.lock)
         except (OSError, MemoryError) as error:
             self._report(str(error) or type(error).__name__)
             logger.error(self.note)

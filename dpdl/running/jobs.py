@@ -13,8 +13,10 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.files.atomic import FileLock
 from dpdl.lasting import checkpoint, plan
 from dpdl.lasting.interrupts import Interrupts
+from dpdl.lasting.progress import Progress
 from dpdl.learning.layout import Inputs, Layout
 from dpdl.learning.run import Run
 from dpdl.result import Point, Result
@@ -69,9 +71,9 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"layout": None}
 
-    def run(self, dataset: Dataset, stop: Callable[[], bool], interrupts: Interrupts) -> Result | None:
+    def run(self, dataset: Dataset, stop: Callable[[int], bool], interrupts: Interrupts) -> Result | None:
         """Take the steps, from the checkpoint if there is one; None if `stop` holds before the first."""
-        if stop():
+        if stop(0):
             return None
         path, options = self.options.checkpoint, replace(self.options, stop=stop)
         if path is not None and path.exists():
@@ -98,6 +100,7 @@ class Jobs:
         self.name, self.dataset, self.executor = name, dataset, executor
         self.settings, self.inputs, self.options = parse(dataset, settings, keywords)
         self.layouts: list[Layout] = []
+        self.resumed: dict[int, int] = {}  # steps in the checkpoints to resume from, by number of the run
         self.threads = pool.is_threads(executor)
         self.resume = check.flag("resume", resume)
         if self.resume and self.options.checkpoint is None:
@@ -125,7 +128,9 @@ class Jobs:
             self.layouts.append(layout)
             path = self._path(k)
             if self.resume and path is not None and path.exists():
-                checkpoint.refuse_other_run(path, checkpoint.load(path, self.dataset, one).layout, layout)
+                run = checkpoint.load(path, self.dataset, one)
+                checkpoint.refuse_other_run(path, run.layout, layout)
+                self.resumed[k] = run.core.n_steps
 
     def run(self, settings: list[Settings], seeds: list[Any]) -> dict[int, Result]:
         """Run all; results by number, without runs that had not begun before Ctrl-C."""
@@ -134,13 +139,20 @@ class Jobs:
             Job(layout, one, self.inputs, replace(options, checkpoint=self._path(k)), seed).run
             for k, (layout, one, seed) in enumerate(zip(self.layouts, settings, seeds, strict=True))
         ]
-        try:
-            results = pool.run(tasks, self.dataset, self.executor, f"{self.name}s", self.options.progress)
-            return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
-        except Exception as error:
-            if self.options.checkpoint is not None:
-                error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")
-            raise
+        most = self.options.step_limit
+        n_steps = [one.settings.T if most is None else min(one.settings.T, most) for one in self.layouts]
+        bar = Progress(sum(n_steps), self.options.progress, sum(self.resumed.values()), f"{len(tasks)} {self.name}s")
+        folder = self.options.checkpoint
+        with FileLock() as lock:
+            if folder is not None:
+                lock.take(folder / plan.PLAN)
+            try:
+                results = pool.run(tasks, n_steps, self.resumed, self.dataset, self.executor, bar)
+                return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
+            except Exception as error:
+                if folder is not None:
+                    error.add_note(f"The runs can be resumed from {folder} with resume=True.")
+                raise
 
     def seeds(self, rng: Any, **what: Any) -> Seeds:
         """Seeds of the runs; with checkpoints they are stored, and must be the same when the runs are resumed."""

@@ -13,7 +13,7 @@ from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning.layout import Layout
 from dpdl.learning.run import Run
 from dpdl.result import Result
-from dpdl.running.arguments import RunKeywords, accepts, parse
+from dpdl.running.arguments import RunKeywords, accepts, parse, refuse_unknown
 from dpdl.running.driver import drive
 from dpdl.settings import Settings
 
@@ -72,7 +72,8 @@ def learn(
     checkpoint : path, optional
         File for checkpoints, from which `resume` continues bit for bit. It must not exist yet. It is written at once,
         every `every` seconds, and at the end, also if the callback raises an exception. If a later write fails, the
-        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues.
+        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues. Until the
+        run ends, a second one on the same file raises BlockingIOError, in any process; not on Windows.
     every : float, optional
         Seconds between two checkpoints.
     chunk : int, optional
@@ -96,6 +97,7 @@ def learn(
     >>> result.success, result.policy.round(1).tolist()
     (True, [[0.5, 0.5]])
     """
+    refuse_unknown(learn, keywords)
     generator = check.generator(rng)
     chosen, inputs, options = parse(dataset, settings, dict(keywords))
     with Interrupts() as interrupts:

@@ -35,7 +35,8 @@ class OptionKeywords(TypedDict, total=False):
 class Options:
     """Options of a run, checked; `learn` documents them.
 
-    `stop` is called between chunks; the run ends if it returns True. Runs on an executor are stopped this way.
+    `stop` is called between chunks, with the number of steps taken; the run ends if it returns True. Runs on an
+    executor report their progress and are stopped this way.
     """
 
     callback: Callback | None = None
@@ -49,7 +50,7 @@ class Options:
     check_slater: bool | None = None
     even_if_infeasible: bool = False
     chunk: int | None = None
-    stop: Callable[[], bool] | None = None
+    stop: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.callback is not None and not callable(self.callback):

@@ -2,7 +2,7 @@
 
 Tasks in threads share the data set. Others get its path and open it, once per process. Every task polls each 20 ms
 whether to stop: an event in threads, otherwise a file on the caller's machine. A worker on another machine, which
-cannot see that file, runs to its end.
+cannot see that file, runs to its end. In the same way a task reports how many steps it has taken.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from dpdl.result import Result, Status
 POLL_SECONDS = 0.02
 #: Seconds after a Ctrl-C before another one ends the wait for running tasks.
 FORCE_SECONDS = 1.0
+#: Seconds between two reports of a worker process.
+REPORT_SECONDS = 0.2
 
 logger = logging.getLogger("dpdl")
 
 
-#: A run without its data set; None if it is told to stop before the first step. It can be pickled.
-Task = Callable[[Dataset, Callable[[], bool], Interrupts], Result | None]
+#: A run without its data set, with `Options.stop`; None if it is told to stop before the first step. It can be pickled.
+Task = Callable[[Dataset, Callable[[int], bool], Interrupts], Result | None]
 
 
 class RunningTasks:
@@ -55,7 +57,7 @@ class RunningTasks:
         """Submit a task. Ctrl-C at any moment does not lose its future."""
         with _no_interrupts() if isinstance(self.executor, cf.ProcessPoolExecutor) else nullcontext():
             if self.stop.folder is None:
-                future = self.executor.submit(_run_in_thread, task, self.dataset, self.stop)
+                future = self.executor.submit(_run_in_thread, task, k, self.dataset, self.stop)
             else:
                 where = str(self.dataset.path), self.dataset.fingerprint
                 future = self.executor.submit(_run_in_worker, task, k, *where, Caller.here(self.stop.folder))
@@ -106,9 +108,17 @@ class RunningTasks:
 
 
 def run(
-    tasks: Sequence[Task], dataset: Dataset, executor: cf.Executor | None, label: str, progress: bool | None
+    tasks: Sequence[Task],
+    n_steps: Sequence[int],
+    resumed: dict[int, int],
+    dataset: Dataset,
+    executor: cf.Executor | None,
+    progress: Progress,
 ) -> dict[int, Result]:
-    """Run all tasks; results by number, without those that had not begun before Ctrl-C."""
+    """Run all tasks; results by number, without those that had not begun before Ctrl-C.
+
+    Task k has `n_steps[k]` steps, of which `resumed.get(k, 0)` were taken before.
+    """
     own = cf.ThreadPoolExecutor(min(len(tasks), _cores()), "dpdl") if executor is None else None
     pool = own or executor
     assert pool is not None
@@ -116,8 +126,8 @@ def run(
     with (
         suppress(KeyboardInterrupt),  # a second Ctrl-C during the clean-up
         Interrupts() as interrupts,
-        _Stop(is_threads(executor)) as stop,
-        Progress(len(tasks), progress, label=label) as bar,
+        _Stop(is_threads(executor), resumed) as stop,
+        progress as bar,
     ):
         running = RunningTasks(dataset, pool, stop, interrupts, results)
         try:
@@ -126,7 +136,8 @@ def run(
                 running.collect(0)  # an executor may run a task inside submit
             while running.futures:
                 running.collect()
-                bar.update(len(results))
+                if bar.is_due():
+                    bar.update(sum(n if k in results else min(n, stop.steps_of(k)) for k, n in enumerate(n_steps)))
         except KeyboardInterrupt:
             running.stop_and_collect()
         except BaseException:
@@ -146,14 +157,15 @@ def is_threads(executor: cf.Executor | None) -> bool:
 
 
 class _Stop:
-    """Tells runs to stop: by an event in threads, by a file for other processes.
+    """Tells runs to stop, by an event in threads, by a file for other processes; they report their steps likewise.
 
     The folder of that file is removed, atomically, once the caller stops waiting. Some executors start tasks that were
     cancelled; a run that starts after that stops because the folder is missing.
     """
 
-    def __init__(self, threads: bool) -> None:
+    def __init__(self, threads: bool, resumed: dict[int, int]) -> None:
         self.event = threading.Event()
+        self.steps = dict(resumed)  # by number of the run
         self.folder = None if threads else Path(tempfile.mkdtemp(prefix="dpdl-"))
 
     def __enter__(self) -> _Stop:
@@ -176,6 +188,25 @@ class _Stop:
     @property
     def is_set(self) -> bool:
         return self.event.is_set()
+
+    def watch(self, k: int) -> Callable[[int], bool]:
+        """Return the function by which run k, in a thread, reports its steps and learns whether it must stop."""
+
+        def stop(n_steps: int) -> bool:
+            self._report(k, n_steps)
+            return self.is_set
+
+        return stop
+
+    def steps_of(self, k: int) -> int:
+        """Steps that run k has reported."""
+        if self.folder is not None:
+            with suppress(OSError, ValueError):  # it has not begun, or has reported nothing yet
+                self._report(k, int((self.folder / str(k)).read_bytes()))
+        return self.steps.get(k, 0)
+
+    def _report(self, k: int, n_steps: int) -> None:
+        self.steps[k] = max(self.steps.get(k, 0), n_steps)  # a run that is resumed first reports none
 
     def has_begun(self, k: int) -> bool:
         """Whether a run in another process has begun; some executors cancel futures of tasks that are running."""
@@ -200,20 +231,30 @@ class Caller:
         """Whether the run takes place in the caller's own process."""
         return (self.host, self.pid) == (socket.gethostname(), os.getpid())
 
-    def watch(self, k: int) -> Callable[[], bool]:
-        """Mark run k as begun, and return a function that says whether it must stop."""
-        folder, stop, parent = Path(self.folder), os.path.join(self.folder, "stop"), os.getppid()
+    def watch(self, k: int) -> Callable[[int], bool]:
+        """Mark run k as begun; return the function by which it reports its steps and learns whether it must stop."""
+        folder, told, parent = Path(self.folder), os.path.join(self.folder, "stop"), os.getppid()
         if self.host != socket.gethostname() and not folder.exists():
-            return lambda: False
+            return lambda n_steps: False
         with suppress(OSError):
             (folder / str(k)).touch()
-        # If the parent of the worker was killed, nobody can receive the result.
-        return lambda: os.path.exists(stop) or not folder.exists() or os.getppid() != parent
+        reported = time.monotonic()
+
+        def stop(n_steps: int) -> bool:
+            nonlocal reported
+            if time.monotonic() - reported >= REPORT_SECONDS:
+                reported = time.monotonic()
+                with suppress(OSError):
+                    (folder / str(k)).write_text(str(n_steps))
+            # If the parent of the worker was killed, nobody can receive the result.
+            return os.path.exists(told) or not folder.exists() or os.getppid() != parent
+
+        return stop
 
 
-def _run_in_thread(task: Task, dataset: Dataset, stop: _Stop) -> Result | None:
+def _run_in_thread(task: Task, k: int, dataset: Dataset, stop: _Stop) -> Result | None:
     with Interrupts() as interrupts:
-        result = task(dataset, stop.event.is_set, interrupts)
+        result = task(dataset, stop.watch(k), interrupts)
     if result is not None and result.status is Status.INTERRUPTED:
         stop.set()  # here, before this thread starts its next task
     return result
@@ -225,9 +266,9 @@ def _run_in_worker(task: Task, k: int, path: str, fingerprint: str, caller: Call
     Ctrl-C at a terminal reaches that process as well. `Interrupts` handles it, because a worker that exits on SIGINT,
     as those of Dask do, would lose the steps taken.
     """
-    stop = caller.watch(k)
     with Interrupts(guarded=not caller.is_this_process) as interrupts:
-        return None if stop() else task(_opened(path, fingerprint), stop, interrupts)
+        stop = caller.watch(k)  # from here on the caller relies on this run to survive Ctrl-C
+        return None if stop(0) else task(_opened(path, fingerprint), stop, interrupts)
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.result import Result
 from dpdl.running import averages
-from dpdl.running.arguments import RunKeywords, accepts
+from dpdl.running.arguments import RunKeywords, accepts, refuse_unknown
 from dpdl.running.averages import Spread
 from dpdl.running.jobs import Jobs
 from dpdl.settings import Settings
@@ -118,6 +118,7 @@ def replicate(
     >>> bool(replicas.spread.policy_distance < 0.05)
     True
     """
+    refuse_unknown(replicate, keywords)
     n = check.whole("n", n, at_least=1)
     jobs = Jobs("replica", dataset, executor, resume, settings, dict(keywords))
     chosen = [jobs.settings] * n
@@ -223,6 +224,7 @@ def sweep(
     {'kappa': 0.0} [[0.5, 0.5]]
     {'kappa': 1.0} [[0.2, 0.8]]
     """
+    refuse_unknown(sweep, keywords)
     points = _grid(over, dict(keywords), rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     jobs = Jobs("point", dataset, executor, resume, settings, dict(keywords) | named[0])
@@ -246,7 +248,7 @@ def _grid(over: Mapping[str, Sequence[Any]], keywords: dict[str, Any], rng: Any)
     known = [*(one.name for one in dataclasses.fields(Settings)), "rng"]
     for name, values in over.items():
         if name not in known:
-            raise ValueError(f"over[{name!r}] is no setting; settings are {', '.join(sorted(known))}")
+            raise ValueError(f"over[{name!r}] is no setting; {check.suggestion(str(name), known, 'settings')}")
         if name in keywords or (name == "rng" and rng is not None):
             raise TypeError(f"{name} is given both as a keyword and in over")
         if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)) or np.ndim(values) == 0:

@@ -12,7 +12,7 @@ from dpdl.lasting import checkpoint
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.result import Result
 from dpdl.running import adaptive
-from dpdl.running.arguments import accepts
+from dpdl.running.arguments import accepts, refuse_unknown
 from dpdl.running.driver import drive
 from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import Settings
@@ -52,11 +52,9 @@ def resume(
     >>> half.status.name, whole.n_steps, bool((whole.x_mean == learn(log, **options, rng=0).x_mean).all())
     ('STEP_LIMIT', 1000, True)
     """
-    for name in keywords:
-        if name not in OptionKeywords.__annotations__:
-            raise TypeError(f"resume() got an unexpected keyword argument {name!r}")
     if "checkpoint" in keywords:
         raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
+    refuse_unknown(resume, keywords)
     where, given = Path(os.path.realpath(check.path("path", path))), dict[str, Any](keywords)
     options = Options(**given, checkpoint=where)
     with Interrupts() as interrupts:

@@ -1,0 +1,37 @@
+"""What `import dpdl` loads, and what it says where the compiled core is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dpdl
+
+HEAVY = [*(f"scipy.{name}" for name in ("stats", "optimize", "spatial", "special")), "matplotlib", "pyarrow", "pandas"]
+
+
+def python(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
+
+
+def test_importing_dpdl_loads_nothing_heavy():
+    found = python(
+        f"import sys, dpdl; print([name for name in {HEAVY} if name in sys.modules])",
+        cwd=Path(dpdl.__file__).parents[1],
+    )
+    assert (found.stdout.strip(), found.stderr) == ("[]", "")
+
+
+def test_a_source_folder_without_the_compiled_core_says_so(tmp_path):
+    for source in Path(dpdl.__file__).parent.rglob("*.py"):
+        copy = tmp_path / "dpdl" / source.relative_to(Path(dpdl.__file__).parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+    # An editable install has a finder of its own, which would find its core for these sources as well.
+    plain = "import sys; from importlib import machinery as m; "
+    plain += "sys.meta_path = [m.BuiltinImporter, m.FrozenImporter, m.PathFinder]; "
+    found = python(plain + "import dpdl", cwd=tmp_path)
+    assert found.stderr.splitlines()[-1] == (
+        f"ImportError: {tmp_path / 'dpdl'} holds the sources of dpdl without its compiled core; "
+        "run `pip install -e .` in the folder above it, or start Python in another folder"
+    )
+    assert "During handling" not in found.stderr
