@@ -262,8 +262,9 @@ def test_lower_bounds_by_functions():
     assert found == pytest.approx(math.log(0.5) / math.log(slow), abs=2)
 
 
-def test_hundred_thousand_states():
-    P = random_sparse(100_000, 5, 0)
+@pytest.mark.parametrize("n", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_up_to_a_hundred_thousand_states(n):
+    P = random_sparse(n, 5, 0)
     started = time.process_time()  # of this process: others must not make it fail
     found = mixing.mixing_time_bounds(P)
     seconds = time.process_time() - started
@@ -272,7 +273,7 @@ def test_hundred_thousand_states():
     assert 8 <= found.lower <= found.upper <= 25
     assert mixing.tv_distance(P, int(found.upper), starts=np.arange(16)) <= 0.25
     assert seconds < 10
-    with pytest.raises(ValueError, match=rf"100000 states is between {found.lower} and {found.upper:g}"):
+    with pytest.raises(ValueError, match=rf"{n} states is between {found.lower} and {found.upper:g}"):
         mixing.mixing_time(P)
 
 
@@ -361,15 +362,16 @@ ESTIMATED = {
 }
 
 
+@pytest.mark.parametrize("n_logs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ESTIMATED)
-def test_upper_bound_covers_the_mixing_time(name):
+def test_upper_bound_covers_the_mixing_time(name, n_logs):
     P, n = ESTIMATED[name]
     exact, cmdp = mixing.mixing_time(P), one_utility_cmdp(P)
-    found = [mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P)) for seed in range(200)]
+    found = [mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P)) for seed in range(n_logs)]
     answered = [one for one in found if one.enough]
     covered = sum(one.upper >= exact for one in answered)
-    print(f"{name}: exact {exact}, answered {len(answered)}/200, covered {covered}, uppers {found[0].upper}")
-    assert len(answered) >= 190  # long enough for an answer
+    print(f"{name}: exact {exact}, answered {len(answered)}/{n_logs}, covered {covered}, uppers {found[0].upper}")
+    assert len(answered) >= 0.95 * n_logs  # long enough for an answer
     assert covered >= 0.95 * len(answered)
     assert np.median([one.upper for one in answered]) <= 4 * exact
     assert abs(np.median([one.estimate for one in found]) - exact) <= 1

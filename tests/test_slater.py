@@ -63,7 +63,7 @@ def worst_utility(cmdp, policy):
 
 
 #: How many problems in the default run, and in the slow one.
-MANY = pytest.mark.parametrize("n", [40, pytest.param(100, marks=pytest.mark.slow)])
+MANY = pytest.mark.parametrize("n", [20, pytest.param(100, marks=pytest.mark.slow)])
 
 
 @MANY

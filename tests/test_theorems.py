@@ -31,8 +31,18 @@ from experiments.common import Known
 from experiments.machine import exact_log, machine
 
 #: These take longer, and each of them but `mixing` also fails in another way below. .ci/run has all of them hold.
-SLOW = {"slip": ("sparsity", "deviation", "monotone", "adaptive", "mixing"), "unbounded": ()}
+SLOW = {
+    "holds": ("sparsity", "deviation", "safety", "monotone", "adaptive", "lower"),
+    "slip": ("sparsity", "deviation", "safety", "monotone", "adaptive", "mixing", "lower"),
+    "unbounded": ("monotone",),
+}
 HOLDS = ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive", "reference", "variance", "lower", "slater")
+
+
+def slowly(kind, name):
+    return pytest.mark.slow if name in SLOW[kind] else ()
+
+
 FAILS = {
     "slip": (
         "rate",
@@ -71,7 +81,7 @@ def outcome(name):
     return found
 
 
-@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slowly("holds", name)) for name in HOLDS])
 def test_holds(name):
     found = outcome(name)
     assert found.holds is True
@@ -83,11 +93,7 @@ def test_holds(name):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        pytest.param(kind, name, marks=pytest.mark.slow if name in SLOW[kind] else ())
-        for kind, names in FAILS.items()
-        for name in names
-    ],
+    [pytest.param(kind, name, marks=slowly(kind, name)) for kind, names in FAILS.items() for name in names],
 )
 def test_fails_when_broken(kind, name, sabotage):
     sabotage(kind)
@@ -97,6 +103,7 @@ def test_fails_when_broken(kind, name, sabotage):
     assert (kind, name) != ("unbounded", "variance") or "not all feasible" in found.figure
 
 
+@pytest.mark.slow
 def test_adaptive_fails_when_verify_is_always_content(monkeypatch):
     verify = adaptive.verify
     monkeypatch.setattr(adaptive, "verify", lambda *a, **k: dataclasses.replace(verify(*a, **k), verdict=True))

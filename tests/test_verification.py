@@ -120,14 +120,15 @@ def estimation_error(cmdp, mu, weight, n, delta):
     return flow, flat.max() * math.sqrt(2 * math.log(4 / delta) / n)
 
 
-def test_verdicts_against_the_exact_residuals_over_two_hundred_problems():
+@pytest.mark.parametrize("n_problems", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_verdicts_against_the_exact_residuals_over_many_problems(n_problems):
     """True if the exact residuals are inside by the estimation error of the samples used, false if outside by it.
 
     The error of Lemma G.3 takes 10^8 samples and more; here it is worked out for the number that is drawn.
     """
     delta, n, decided, wrong = 0.05, 150_000, {True: 0, False: 0}, {True: 0, False: 0}
     close = [0, 0]
-    for seed in range(200):
+    for seed in range(n_problems):
         rng = np.random.default_rng(seed)
         cmdp = instances.garnet(3, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=rng)
         mu = rng.dirichlet(np.full(6, 5.0)).reshape(3, 2)
@@ -155,7 +156,7 @@ def test_verdicts_against_the_exact_residuals_over_two_hundred_problems():
     print(f"\nfalse alarms: {wrong[True]} of {decided[True]} ({alarms:.3f}) that are inside by the estimation error")
     print(f"misses: {wrong[False]} of {decided[False]} ({misses:.3f}) that are outside by it; delta = {delta}")
     print(f"closer than that: {sum(close)}, of which {close[1]} wrong, as they may be")
-    assert min(decided.values()) > 30
+    assert min(decided.values()) > 0.15 * n_problems
     assert max(alarms, misses) <= delta
 
 

@@ -169,8 +169,8 @@ def _distance(x: list[Any], other: list[Any], bound: float) -> float:
     ("n", "part"),
     [
         pytest.param(n, part, marks=marks)
-        for n, marks in ((1_000, ()), (10_000, pytest.mark.slow))
-        for part in range(10)
+        for n, parts, marks in ((1_000, 4, ()), (10_000, 10, pytest.mark.slow))
+        for part in range(parts)
     ],
 )
 def test_survey(n: int, part: int) -> None:
