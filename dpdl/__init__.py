@@ -25,6 +25,7 @@ from dpdl.data.parquet import from_parquet
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.data.units import Units
 from dpdl.models.cmdp import CMDP
+from dpdl.models.judgement import Judgement, judge
 from dpdl.premises import Premise
 from dpdl.result import Level, Point, Result, Status
 from dpdl.running.adaptive import learn_adaptive
@@ -39,6 +40,7 @@ __all__ = [
     "CMDP",
     "Dataset",
     "DatasetBuilder",
+    "Judgement",
     "Labels",
     "Level",
     "Point",
@@ -58,6 +60,7 @@ __all__ = [
     "exact",
     "from_parquet",
     "instances",
+    "judge",
     "learn",
     "learn_adaptive",
     "mixing",

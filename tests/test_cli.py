@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpdl import cli
+from test_table import clinic, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["demo", "--transitions", "3000", "--steps", "20000"]
@@ -80,6 +81,7 @@ def test_version(capsys):
 def test_the_code_in_the_readme_runs_as_printed_and_prints_what_it_says(tmp_path, monkeypatch):
     """All blocks, one after the other, as a reader would type them into one session."""
     monkeypatch.chdir(tmp_path)
+    write_csv(clinic(200_000), tmp_path / "clinic.csv")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) >= 3
     assert len(blocks[0].strip().splitlines()) <= 25
@@ -89,9 +91,14 @@ def test_the_code_in_the_readme_runs_as_printed_and_prints_what_it_says(tmp_path
         with contextlib.redirect_stdout(out):
             exec(compile(block, "README.md", "exec"), session)
         printed.append(out.getvalue().splitlines())
-    first, second, third = printed[0]
+    shown = re.search(r"```text\n(COMPLETED.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
+    for line in shown.splitlines():
+        assert any(found.startswith(line.removesuffix("...")) for found in printed[0]), line
+    lines = [line for line in blocks[0].splitlines() if line and not line.startswith(("import", " ", ")"))]
+    assert len(lines) <= 6
+    first, second, third = printed[1]
     assert first == "COMPLETED [[0.5, 0.5]]"
     assert second == "None"
     assert "psi >= C*" in third
-    assert [line.split()[:2] for line in printed[1]][-1][1] == "True"  # the last level passed VERIFY
-    assert [line.split()[0] for line in printed[2]] == ["psi", "2", "4", "8"]
+    assert printed[2][-1].split()[1] == "True"  # the last level passed
+    assert [line.split()[0] for line in printed[3]] == ["psi", "2", "4", "8"]

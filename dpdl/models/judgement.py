@@ -42,6 +42,8 @@ TOLERANCE = 1e-6
 DIRECT_STATES = 2000
 #: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
 SWEEPS, SWEEPS_AT_ONCE = 500, 25
+#: Sweeps of a fixed point iteration before sparse factors are made.
+FIXED_POINT_SWEEPS = 5000
 #: Relative residual to which systems are solved.
 RESIDUAL = 1e-10
 
@@ -438,14 +440,22 @@ class Chain:
     def _solve(self, right: Array, *, transposed: bool) -> Array:
         """Solve (I - gamma K) x = right, or the transposed system.
 
-        Sparse factors of random graphs fill in, so an iteration comes first for many states; chains for which it fails
-        mix slowly, and those usually have sparse factors.
+        Sparse factors of random graphs fill in, so iterations come first for many states: BiCGSTAB, which may break
+        down, then the fixed point of x = right + gamma K x, unless gamma is so close to one that it takes too long.
         """
         if len(right) > DIRECT_STATES:
-            matrix = sp.csr_array(self.matrix.T if transposed else self.matrix)
-            x, failed = scipy.sparse.linalg.bicgstab(matrix, right, rtol=RESIDUAL, maxiter=300)
+            kernel = sp.csr_array(self.kernel.T if transposed else self.kernel)
+            matrix = scipy.sparse.linalg.LinearOperator(
+                kernel.shape, matvec=lambda x: x - self.gamma * (kernel @ x), dtype=np.float64
+            )
+            x, failed = scipy.sparse.linalg.bicgstab(matrix, right, rtol=RESIDUAL, maxiter=200)
             if not failed:
                 return x
+            size = RESIDUAL * float(abs(right).max())
+            for _ in range(FIXED_POINT_SWEEPS):
+                previous, x = x, right + self.gamma * (kernel @ x)
+                if not abs(x - previous).max() > size:
+                    return x
         return self._factors.solve(right, trans="T" if transposed else "N")
 
 

@@ -28,15 +28,21 @@ def learn(
 ) -> Result:
     """Learn a policy with high reward that satisfies every constraint, from a fixed log (DPDL, Algorithm 1).
 
+    With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. If any of them is missing, it is found from the
+    data, and so are a starting point, step sizes and a margin: `dpdl.learning.practice` says how. Either way the policy
+    is judged on the plug-in model of the log, and the result says what was estimated.
+
     Parameters
     ----------
     dataset : Dataset
         The log.
     settings : Settings, optional
         Parameters; or give them as keywords (gamma, psi, slater, T or eps, kappa, floor, order, ...), which also
-        override those of `settings`.
+        override those of `settings`. Only gamma is needed. ``profile="theory"`` or ``"practice"`` says which of the two
+        ways is meant.
     rho0 : array_like, shape (S,), optional
-        Distribution of the initial state. Either this or `initial_states` is needed.
+        Distribution of the initial state. This or `initial_states` is needed unless the log has episodes, whose first
+        states are the default.
     initial_states : array_like of int, optional
         Logged initial states; draws are made from them with replacement.
     rng : numpy.random.Generator, int or None
@@ -56,6 +62,9 @@ def learn(
         program) and report that in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs
         and 10^6 transitions. The check ends with `time_limit`, and after 5 seconds by default or a minute if True; if
         it did not finish, the notes say so. Ctrl-C returns at once.
+    even_if_infeasible : bool, optional
+        Run although no policy keeps every constraint on the plug-in model. By default such a problem ends before the
+        first step, with status INFEASIBLE and, unless the model is large, with the most careful policy.
     callback : callable, optional
         Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
     callback_every : int, optional
@@ -93,7 +102,7 @@ def learn(
     Two actions in one state: the one with reward 1 is unsafe, so the policy must mix them half and half.
 
     >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
-    >>> result = learn(log, gamma=0.5, psi=2, slater=1, T=200_000, rho0=[1.0], rng=0)
+    >>> result = learn(log, gamma=0.5, rho0=[1.0], rng=0)
     >>> result.success, result.policy.round(1).tolist()
     (True, [[0.5, 0.5]])
     """

@@ -52,10 +52,11 @@ class Replicas:
 
     def __str__(self) -> str:
         result, spread = self.result, self.spread
+        judged = "" if result.evaluation is None else "\n" + "\n".join(result.evaluation.lines())
         return (
             f"{len(self.results)} replicas, {result.n_steps:,} steps in all, {result.status.name}\n"
             f"distance of a replica from the average: occupancy {spread.occupancy_distance:.3g}, "
-            f"policy {spread.policy_distance:.3g} (total variation)"
+            f"policy {spread.policy_distance:.3g} (total variation){judged}"
         )
 
 
@@ -149,7 +150,8 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
     results : tuple of Result
         The result of `learn` at each point.
     success : bool
-        Whether every point of the grid took all its steps. Points that were interrupted before they began are absent.
+        Whether every point of the grid took all its steps, and no policy is estimated to break a constraint. Points
+        that were interrupted before they began are absent.
     """
 
     points: tuple[dict[str, Any], ...]
@@ -164,13 +166,14 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
 
     def __str__(self) -> str:
         names = list(self.points[0])
-        rows = [[*names, "status", "steps", "mass", "largest lam"]]
+        judged = next((result.evaluation for result in self.results if result.evaluation is not None), None)
+        figures = [] if judged is None else ["reward", *(one.name for one in judged.constraints), "kept"]
+        rows = [[*names, "status", "steps", *figures]]
         for point, result in self:
-            # 1 for an occupancy; any other value means that the flow equation is violated.
-            x, reference = result.x_table, result.reference
-            n_unseen = reference.n_states * reference.n_actions - len(x.pairs)
-            mass = (1 - result.settings.gamma) * float(x.values.sum() + n_unseen * x.elsewhere)
-            cells = (result.status.name, f"{result.n_steps:,}", f"{mass:.3f}", f"{result.lam_mean.max(initial=0):.3g}")
+            cells, found = [result.status.name, f"{result.n_steps:,}"], result.evaluation
+            if found is not None:
+                cells += [f"{one.value:.4g} +- {one.error:.1g}" for one in (found.reward, *found.constraints)]
+                cells.append("yes" if found.kept else "NO")
             rows.append([*(_cell(point[name]) for name in names), *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
