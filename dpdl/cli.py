@@ -76,7 +76,8 @@ def _demo(options: Any) -> None:
     result = demo.result
     rate = result.n_steps / demo.seconds
     print(f"{result.n_steps:,} steps in {demo.seconds:.1f} s ({rate:.3g} a second): {result.message}\n")
-    print(table(demo))
+    print(f"What the log says about the learned policy, estimated and not certified:\n{result.evaluation}\n")
+    print(f"What is true, on the model that made the log:\n{table(demo)}")
     best, got = demo.rows["constrained optimum"].reward, demo.rows["learned from the log"].reward
     print(f"\nLearned reward: {100 * got / best:.1f}% of the best that any safe policy earns.")
     failed = [premise.name for premise in result.premises if not premise.holds]

@@ -1,6 +1,7 @@
 """Ends of episodes: rows after which nothing follows, in every part of the library."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +188,11 @@ def test_a_folder_of_the_previous_format_opens(tmp_path):
     (tmp_path / "log" / "header.json").write_text(json.dumps(header | {"version": 1}))
     reseal(tmp_path / "log")
     assert Dataset.open(tmp_path / "log").fingerprint == plain.fingerprint
+    written = Dataset.open(Path(__file__).parent / "data" / "version-1")  # by the release before ends of episodes
+    assert written.s_next.tolist() == [1, 0, 0]
+    assert written.starts.tolist() == [0, 2]
+    assert written.units.costs([0.0]).tolist() == [0.5]
+    assert (written.n_ended, written.repeats, written.labels) == (0, None, None)
     # The fingerprint of such a log as the first version of the format computed it: checkpoints name it.
     assert plain.fingerprint == "b6fa05b7974b682b4257f1c8c3ae781430f9c681aa1bb35c3cd9f74129c94074"
 
