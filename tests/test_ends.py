@@ -392,3 +392,12 @@ def test_states_that_are_entered_and_never_left_get_a_note(tmp_path):
     table = {"s": ["a", "a"], "a": [0, 0], "n": ["a", "b"], "r": [0, 1]}
     (note,) = Dataset.from_table(table, state="s", action="a", reward="r", next_state="n").notes
     assert note.startswith("1 state is entered but never left ('b')")
+
+
+def test_a_part_from_the_middle_of_an_episode_does_not_know_where_episodes_begin():
+    log = Dataset([0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 0], [1.0] * 4, [[0.5]] * 4, n_states=2, n_actions=2,
+                  terminated=[0, 0, 1, 0], truncated=[0, 0, 0, 1])  # fmt: skip
+    assert log[1:3].initial_counts is None
+    with pytest.raises(TypeError, match="rho0"):
+        log[1:3].initial()
+    assert log[:3].initial().tolist() == [1, 0]

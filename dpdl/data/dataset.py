@@ -746,12 +746,13 @@ class Dataset:
     def initial_counts(self) -> NDArray[np.int64] | None:
         """How often an episode began in each state; None if the log has no episodes.
 
-        One trajectory that never ended may be a part of a life without episodes, so its first state does not count.
+        One trajectory that never ended may be a part of a life without episodes, so its first state does not count,
+        nor does that of a part of the log that begins in the middle of an episode.
         """
         if self._initial is not None or self._begins is None:
             return self._initial
         first = self._begins - self._first
-        if len(first) == 0 and not self.n_ended:
+        if len(first) == 0 and not (self._whole and self.n_ended):
             return None
         first = np.append(np.int64(0), first) if self._whole else first
         states = self.table[self.records["pair"][first]] // self.n_actions
