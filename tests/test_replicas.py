@@ -592,3 +592,9 @@ def test_the_bar_of_resumed_runs_begins_where_they_were(log, tmp_path):
     with on_a_terminal() as terminal:
         replicate(log, SETTINGS, **common, resume=True, chunk=1, callback=lambda _: time.sleep(0.01))
     assert min(terminal.percentages()) >= 75
+
+
+def test_every_point_of_a_sweep_has_the_defaults_that_learn_would_find(log):
+    options = {"T": 500, "rho0": [1 / log.n_states] * log.n_states, "rng": 0}
+    for point, result in sweep(log, over={"gamma": [0.5, 0.9]}, even_if_infeasible=True, **options):
+        assert result.settings == learn(log, **point, even_if_infeasible=True, **options).settings

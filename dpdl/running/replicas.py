@@ -20,7 +20,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.result import Result
 from dpdl.running import averages
-from dpdl.running.arguments import RunKeywords, accepts, refuse_unknown
+from dpdl.running.arguments import RunKeywords, accepts, parse, refuse_unknown
 from dpdl.running.averages import Spread
 from dpdl.running.jobs import Jobs
 from dpdl.settings import Settings
@@ -231,7 +231,8 @@ def sweep(
     points = _grid(over, dict(keywords), rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     jobs = Jobs("point", dataset, executor, resume, settings, dict(keywords) | named[0])
-    chosen = [Settings.of(jobs.settings, values) for values in named]
+    # What `learn` finds from the data may depend on the point.
+    chosen = [jobs.settings, *(parse(dataset, settings, dict(keywords) | values)[0] for values in named[1:])]
     jobs.lay_out(chosen)
     written = [{name: _plain(value) for name, value in point.items()} for point in points]
     seed = jobs.seeds(rng, points=written).root  # for an int, the seed that `learn` would use
