@@ -160,3 +160,28 @@ def test_intervals_hold_the_truth_in_95_of_100_logs(make, per_state):
     share = coverage(make(), UNIFORM, 20, 500, per_state, seed=0)
     print(f"coverage {share.mean(axis=0).round(4).tolist()}, of single policies {share.min():.3f} to {share.max():.3f}")
     assert ((share.mean(axis=0) >= 0.93) & (share.mean(axis=0) <= 0.97)).all()
+
+
+@pytest.mark.parametrize("limit", [1e-3, 0.0])
+def test_one_huge_cost_does_not_make_a_broken_limit_look_kept(limit):
+    # Utilities are divided by the largest cost: relative to that, 0.5 is nothing.
+    a = np.arange(300) % 3
+    costs = np.array([0.0, 1.0, 0.0])[a]
+    costs[2] = 1e7
+    log = Dataset.from_costs(0 * a, a, 0 * a, a, costs, limit, gamma=0.9, normalised=True, n_states=1, n_actions=3,
+                             reward_scale=2)  # fmt: skip
+    cost = judge([[0.5, 0.5, 0.0]], log, gamma=0.9, rho0=[1.0]).constraints[0]
+    assert cost.value == pytest.approx(0.5, rel=1e-6)
+    assert not cost.kept
+    assert judge([[1.0, 0.0, 0.0]], log, gamma=0.9, rho0=[1.0]).kept
+
+
+def test_the_standard_error_of_a_cost_does_not_depend_on_its_limit():
+    rng = np.random.default_rng(0)
+    s, a, s_next, c = rng.integers(0, 3, 400), rng.integers(0, 2, 400), rng.integers(0, 3, 400), rng.random(400)
+
+    def error(limit):
+        log = Dataset.from_costs(s, a, s_next, c, c, limit, gamma=0.9, normalised=False, n_states=3, n_actions=2)
+        return judge(UNIFORM[:3, :2] * 1.5, log, gamma=0.9, rho0=[1 / 3] * 3).constraints[0].error
+
+    assert error(1e9) == pytest.approx(error(1.0), rel=1e-3)

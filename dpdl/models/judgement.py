@@ -15,6 +15,7 @@ Where episodes end, the same is done with gamma = 1: figures per episode, if eve
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,8 +37,9 @@ from dpdl.models.plug_in import plug_in
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
-#: A constraint counts as kept if it is exceeded by no more than this much, normalised: (1-gamma) J^u >= -TOLERANCE.
-TOLERANCE = 1e-6
+#: A constraint counts as kept if (1-gamma) J^u >= -TOLERANCE times the mean |u| of the log, and if a limit other than
+#: zero is exceeded by no more than this share of it. The scale of u is that of the largest cost, which may be far away.
+TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 #: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
 DIRECT_STATES = 2000
 #: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
@@ -275,11 +277,16 @@ class Judge:
         names = constraint_names(units, model.n_utilities)
         episodes = self._per_episode(policy)
         reward = Figure("reward", units.reward(values[0]), units.reward_scale * errors[0]).with_episode(episodes, 0)
-        normaliser = 1 - model.gamma
+        normaliser, rule = 1 - model.gamma, units.cost_limits()
         found = []
         for i, name in enumerate(names):
-            kept = bool(normaliser * values[1 + i] >= -TOLERANCE)
-            scale = units.utility_scale[i]
+            scale, tolerance = (
+                units.utility_scale[i],
+                TOLERANCE * float(self.counts @ abs(gains[1 + i])) / len(self.dataset),
+            )
+            if rule is not None and rule.limits[i] != 0:
+                tolerance = min(tolerance, SHARE_OF_LIMIT * abs(rule.rate[i]) / scale)
+            kept = bool(normaliser * values[1 + i] >= -tolerance)
             if units.limits is None:
                 figure = Figure(name, scale * values[1 + i], scale * errors[1 + i], 0.0, False, kept)
             else:
@@ -363,8 +370,8 @@ class Judge:
         found, scale, rule = np.zeros(len(values)), data.units, data.units.cost_limits()
         for k, V in enumerate(values):
             after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
-            total, square, first, widest = np.zeros(size), np.zeros(size), 0, 0.0
-            centre = float(V.mean())
+            total, square, first = np.zeros(size), np.zeros(size), 0
+            centre, origin, low, high = float(V.mean()), math.nan, math.inf, -math.inf
             for part, repeats in data.parts(at_least=size):
                 y = part["r"] if k == 0 else part["u"][:, k - 1]
                 spread: Array | float = 0.0
@@ -376,14 +383,16 @@ class Judge:
                     y, spread = factor * y, factor**2 * spread
                     if rule is not None and k > 0:
                         y = np.where(part["s_next"] < 0, rule.total[k - 1], rule.rate[k - 1]) - y
-                y = y + gamma * (after[part["s_next"]] - centre)  # centred, for the sake of the variance
+                y = y + gamma * (after[part["s_next"]] - centre)
+                origin = float(y[0]) if first == 0 else origin
+                y = y - origin  # for the sake of the variance: a limit may be far larger than the costs
                 total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
                 square += np.bincount(part["pair"], weights=(y * y + spread) * repeats, minlength=size)
-                widest = max(widest, float(np.ptp(y)))
+                low, high = min(low, float(y.min())), max(high, float(y.max()))
                 first += len(part)
             mean = total / np.maximum(n, 1)
             variance = np.maximum(square - n * mean**2, 0) / np.maximum(n - 1, 1)
-            variance[n < 2] = (widest / 2) ** 2
+            variance[n < 2] = ((high - low) / 2) ** 2
             found[k] = weight @ variance
             if self.estimated_start and data.initial_counts is not None:
                 rho0 = self.model.rho0
