@@ -222,7 +222,8 @@ class Result:
 
     def __getstate__(self) -> dict[str, object]:
         _ = self.evaluation  # needs the log, which is not pickled
-        return {name: value for name, value in self.__dict__.items() if name != "policy"} | {"log": None}
+        policy = Policy(self.policy.probabilities, self.labels, self.units)  # in practice it depends on the log as well
+        return self.__dict__ | {"log": None, "policy": policy}
 
     def __post_init__(self) -> None:
         for name in ("V_mean", "lam_mean", "V", "log_lam", "initial"):

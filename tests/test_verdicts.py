@@ -1,9 +1,11 @@
 """No result says success with a limit that its own data shows to be broken, and gaps are never too small."""
 
+import pickle
+
 import numpy as np
 import pytest
 
-from dpdl import CMDP, Status, exact, learn, learn_adaptive, replicate, sweep
+from dpdl import CMDP, Dataset, Status, exact, learn, learn_adaptive, replicate, resume, sweep
 from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
 
@@ -91,3 +93,23 @@ def test_gaps_are_never_smaller_than_the_exact_ones(n):
         binding += plug_in.solve().reward > best.reward + 1e-6
         assert result.evaluation.bound >= best.reward - 1e-7 / (1 - model.gamma)
     assert binding > n / 10
+
+
+def test_a_pickled_result_has_the_policy_that_was_judged():
+    rng = np.random.default_rng(0)
+    s, a, s_next = rng.integers(0, 4, 300), rng.integers(0, 2, 300), rng.integers(0, 4, 300)
+    a[s == 0] = 0  # the other action is not in the log
+    log = Dataset(s, a, s_next, a, (0.4 - a)[:, None], n_states=4, n_actions=2)
+    result = learn(log, gamma=0.9, rho0=[0.25] * 4, T=1000, rng=0)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(np.asarray(again.policy), np.asarray(result.policy))
+    assert again.policy[0].tolist() == [1, 0]
+    assert repr(again) == repr(result)
+
+
+def test_levels_that_are_resumed_have_the_same_standard_errors(tmp_path):
+    log = Dataset([0, 1] * 20, [0, 1, 1, 0] * 10, [1, 0] * 20, [0.0, 1.0] * 20, [[0.5], [-0.2]] * 20, n_states=2,
+                  n_actions=2, terminated=[0, 1, 1, 1] * 10, truncated=[0] * 40)  # fmt: skip
+    options = {"gamma": 0.9, "psi": 1, "T": 1000, "rng": 0}  # the second level begins after the interruption
+    learn_adaptive(log, **options, checkpoint=tmp_path / "levels", step_limit=500)
+    assert repr(resume(tmp_path / "levels", log)) == repr(learn_adaptive(log, **options))

@@ -403,13 +403,14 @@ class _Plan:
         return {name: _FUNCTION if callable(value) else value for name, value in values.items()} | {
             "settings": asdict(self.base),
             "known": list(self.inputs.known),
+            "initial_estimated": self.inputs.initial_estimated,
         }
 
     @classmethod
     def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Plan:
         """Make a plan of what `to_json` gave, and the initial distribution."""
         planned = cls.planned()
-        if content.keys() != {*planned, "settings", "known", "generator"}:
+        if content.keys() != {*planned, "settings", "known", "initial_estimated", "generator"}:
             raise ValueError(f"it has the names {sorted(content)}")
         functions = [name for name in planned if content[name] == _FUNCTION]
         if functions:
@@ -419,6 +420,8 @@ class _Plan:
             )
         check.flag("mixing_time_estimated", content["mixing_time_estimated"])
         inputs = Inputs.of(dataset, rho0=initial, known=tuple(content["known"]))
+        estimated = check.flag("initial_estimated", content["initial_estimated"])
+        inputs = replace(inputs, initial_estimated=estimated)
         base = Settings.of(None, content["settings"])
         return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in planned})
 
