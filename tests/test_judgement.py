@@ -185,3 +185,11 @@ def test_the_standard_error_of_a_cost_does_not_depend_on_its_limit():
         return judge(UNIFORM[:3, :2] * 1.5, log, gamma=0.9, rho0=[1 / 3] * 3).constraints[0].error
 
     assert error(1e9) == pytest.approx(error(1.0), rel=1e-3)
+
+
+def test_names_of_costs_are_text_in_html():
+    table = {"s": [0, 0], "a": [0, 1], "r": [1, 0], "<b>": [1, 0], "n": [0, 0]}
+    log = Dataset.from_table(table, state="s", action="a", reward="r", next_state="n", costs={"<b>": 0.5},
+                             limits="average", gamma=0.5)  # fmt: skip
+    found = judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
+    assert "<td>&lt;b&gt;</td>" in found._repr_html_()

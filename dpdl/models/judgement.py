@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ class Judgement:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{title}</th>" for title in self.header)
-        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in self.rows)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
         rest = "".join(f"<p>{line}</p>" for line in self.lines()[1 + len(self.rows) :])
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
@@ -280,10 +281,8 @@ class Judge:
         normaliser, rule = 1 - model.gamma, units.cost_limits()
         found = []
         for i, name in enumerate(names):
-            scale, tolerance = (
-                units.utility_scale[i],
-                TOLERANCE * float(self.counts @ abs(gains[1 + i])) / len(self.dataset),
-            )
+            scale = units.utility_scale[i]
+            tolerance = TOLERANCE * float(self.counts @ abs(gains[1 + i])) / len(self.dataset)
             if rule is not None and rule.limits[i] != 0:
                 tolerance = min(tolerance, SHARE_OF_LIMIT * abs(rule.rate[i]) / scale)
             kept = bool(normaliser * values[1 + i] >= -tolerance)
