@@ -193,3 +193,10 @@ def test_names_of_costs_are_text_in_html():
                              limits="average", gamma=0.5)  # fmt: skip
     found = judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
     assert "<td>&lt;b&gt;</td>" in found._repr_html_()
+
+
+def test_the_bound_is_at_most_the_largest_reward_at_every_step():
+    log = fast_model(gamma=0.9).sample(500, UNIFORM / 6, rng=0)
+    dual = judgement.Dual(np.full(6, 50.0), np.full(2, 100.0), 300.0, np.zeros(len(log.pairs)))
+    found = Judge(log, exact.plug_in(log, 0.9, [1 / 6] * 6), False).of(UNIFORM, dual)
+    assert found.reward.value <= found.bound <= 10 * log.r.max() + 1e-9

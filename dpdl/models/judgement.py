@@ -311,7 +311,7 @@ class Judge:
         return float(abs(outflow - self.model.gamma * (self.model.P.T @ nu) - self.model.rho0).sum())
 
     def _bound(self, dual: Dual, values: Array) -> float:
-        """The least upper bound that V and lam of the run, or the value functions of its policy, give by weak duality.
+        """The least upper bound by weak duality that the duals of the run, the values of its policy, or zeros give.
 
         For any V and lam >= 0, an occupancy nu with J^u_i >= 0 earns at most
 
@@ -331,8 +331,8 @@ class Judge:
                 left = np.append(left, 0.0)
             return float(model.rho0 @ V) + fill(left / discount, caps)
 
-        V = values[0] + dual.lam @ values[1:]
-        least = min(bound(dual.V, dual.lam), bound(V, dual.lam), bound(values[0], np.zeros_like(dual.lam)))
+        V, free = values[0] + dual.lam @ values[1:], np.zeros_like(dual.lam)
+        least = min(bound(dual.V, dual.lam), bound(V, dual.lam), bound(values[0], free), bound(0 * V, free))
         # Value iteration over the pairs that the log shows, from the policy's value function, while that helps.
         gain = np.where(self.counts > 0, model.r.ravel() + dual.lam @ u, -np.inf)
         worst = -(1 + float(dual.lam.sum())) / discount
