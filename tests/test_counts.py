@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dpdl import Dataset, estimate_slater, exact, from_parquet, learn, replicate, resume, verify
+from dpdl import Dataset, estimate_slater, exact, from_parquet, learn, learn_adaptive, replicate, resume, verify
 from logs import assert_same
 from test_ends import GAMMA, ending_model
 
@@ -235,3 +235,14 @@ GOOD = {"s": [0, 1], "a": [0, 0], "s_next": [1, 0], "count": [3, 2], "reward": [
 def test_bad_counts_are_named(change, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         Dataset.from_counts(**(GOOD | change))
+
+
+def test_counts_of_more_rows_than_can_be_shuffled_are_learned_from_by_default():
+    n = 10**10
+    log = Dataset.from_counts([0, 0], [0, 1], [0, 0], [n, n], [n, 0], costs=[n, 0], limits=0.5, gamma=0.5,
+                              normalised=True, n_states=1, n_actions=2)  # fmt: skip
+    result = learn(log, gamma=0.5, rho0=[1.0], T=20_000, rng=0)
+    assert result.success
+    assert result.settings.order == "replacement"
+    assert result.policy[0, 0] == pytest.approx(0.475, abs=0.03)
+    assert learn_adaptive(log, gamma=0.5, rho0=[1.0], T=20_000, rng=0).success

@@ -23,6 +23,7 @@ import numpy as np
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
+from dpdl.data.packing import INT32_MAX
 from dpdl.models import certified, planner
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
@@ -127,7 +128,8 @@ def _planned(model: CMDP, dataset: Dataset, kappa: float) -> Plan | None:
 def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[str, Any]:
     """Return `given` completed: settings of a run in practice."""
     gamma, n = float(given["gamma"]), len(dataset.pairs)
-    found: dict[str, Any] = {"profile": "practice", "order": "shuffle", "eta": 1.0, "floor": 0.1 / len(dataset)}
+    found: dict[str, Any] = {"profile": "practice", "eta": 1.0, "floor": 0.1 / len(dataset)}
+    found["order"] = "shuffle" if len(dataset) <= INT32_MAX else "replacement"  # more cannot be shuffled
     found["alpha_x"] = n / 0.05
     found["alpha_V"] = dataset.n_actions / (2.8e-3 * (1 - gamma))
     found["alpha_lam"] = 1 / (0.05 * (1 - gamma))
