@@ -200,3 +200,14 @@ def test_the_bound_is_at_most_the_largest_reward_at_every_step():
     dual = judgement.Dual(np.full(6, 50.0), np.full(2, 100.0), 300.0, np.zeros(len(log.pairs)))
     found = Judge(log, exact.plug_in(log, 0.9, [1 / 6] * 6), False).of(UNIFORM, dual)
     assert found.reward.value <= found.bound <= 10 * log.r.max() + 1e-9
+
+
+def test_a_policy_that_earns_more_than_its_class_is_said_to_be_outside():
+    a = (np.arange(300) % 100 == 0).astype(int)
+    log = Dataset(0 * a, a, 0 * a, a, a[:, None] + 0.0, n_states=1, n_actions=2)
+    dual = judgement.Dual(np.zeros(1), np.zeros(1), 4.0, np.zeros(2))
+    found = Judge(log, exact.plug_in(log, 0.5, [1.0]), False).of(np.array([[0.0, 1.0]]), dual)
+    assert found.kept
+    assert found.gap < 0
+    assert "no policy" not in repr(found)
+    assert "the policy is farther from the data than psi allows" in repr(found)

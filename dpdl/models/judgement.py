@@ -152,7 +152,10 @@ class Judgement:
 
     @property
     def gap(self) -> float | None:
-        """How much more a policy of the class could earn at most: `bound` less the reward; None without a bound."""
+        """How much more a policy of the class could earn at most: `bound` less the reward; None without a bound.
+
+        It is negative if the policy is not of the class: a constraint is broken, or psi exceeded.
+        """
         return None if self.bound is None else self.bound - self.reward.value
 
     @cached_property
@@ -180,8 +183,10 @@ class Judgement:
             "  ".join(row[k].ljust(widths[k]) if k == 0 else row[k].rjust(widths[k]) for k in shown).rstrip()
             for row in table
         ]
-        if self.bound is not None and self.bound > -np.inf and self.kept:
-            lines.append(f"no policy that is safe and as near to the data earns more than {_tidy(self.bound)} on it")
+        if self.gap is not None and self.kept:
+            best = f"no policy that is safe and as near to the data earns more than {_tidy(self.bound)} on it"
+            outside = "the policy is farther from the data than psi allows, so how good it is was not bounded"
+            lines.append(best if self.gap >= 0 else outside)
         if self.unseen > 1e-9:
             lines.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         return lines
