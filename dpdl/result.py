@@ -24,6 +24,9 @@ from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
 
+#: In practice a policy takes no action that is less probable than this.
+LEAST_SHARE = 1e-3
+
 
 class Status(IntEnum):
     """How a run ended."""
@@ -284,6 +287,8 @@ class Result:
             # An action that the log does not show is not taken in a state that it shows: nothing is known about it.
             seen = self.log.frequencies > 0
             x = np.where(seen | ~seen.any(axis=1, keepdims=True), x, 0.0)
+            # What the start mixes in never vanishes from an average, and a limit of zero would never be kept.
+            x = np.where(x < LEAST_SHARE * x.sum(axis=1, keepdims=True), 0.0, x)
         table = policies.from_occupancy(x)
         return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
 

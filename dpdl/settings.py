@@ -100,7 +100,8 @@ class Settings:
         Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
     profile : {"theory", "practice"}
         "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learning.practice`, and
-        its policy takes no action that the log does not show in a state that it shows.
+        its policy takes no action that the log does not show in a state that it shows, or whose probability is below
+        0.1%.
     refresh : int, optional
         Steps between full recomputations of the running sums. None: the larger of 2^16 and four times the visited
         pairs, which costs little and bounds their relative drift by that number times 2^-53.

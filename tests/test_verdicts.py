@@ -113,3 +113,28 @@ def test_levels_that_are_resumed_have_the_same_standard_errors(tmp_path):
     options = {"gamma": 0.9, "psi": 1, "T": 1000, "rng": 0}  # the second level begins after the interruption
     learn_adaptive(log, **options, checkpoint=tmp_path / "levels", step_limit=500)
     assert repr(resume(tmp_path / "levels", log)) == repr(learn_adaptive(log, **options))
+
+
+def small_log(costs, limit, normalised=False, seed=0):
+    rng = np.random.default_rng(seed)
+    s, a, after = (rng.integers(0, bound, 3000) for bound in (3, 2, 3))
+    rule = {"gamma": 0.9, "normalised": normalised, "n_states": 3, "n_actions": 2}
+    return Dataset.from_costs(s, a, after, 0.3 + 0.5 * a, costs(a), limit, **rule)
+
+
+def test_a_limit_of_zero_and_a_cost_at_its_limit_can_be_kept():
+    """What the start mixes in must not stay in the policy, nor rounding of limit (1 - gamma) count as a violation."""
+    for log, reward in (
+        (small_log(lambda a: a.astype(float), 0.0), 3.0),
+        (small_log(lambda a: np.ones(len(a)), 10.0), 8.0),
+    ):
+        result = learn(log, gamma=0.9, rho0=[1, 0, 0], rng=0)
+        assert result.success
+        assert result.evaluation.reward.value == pytest.approx(reward)
+
+
+def test_averages_are_called_averages():
+    result = learn(small_log(lambda a: a.astype(float), 0.3, normalised=True), gamma=0.9, rho0=[1, 0, 0], rng=0)
+    assert result.success
+    assert "<= 0.3 a step" in repr(result)
+    assert 0.25 < result.evaluation.constraints[0].value <= 0.3

@@ -102,6 +102,8 @@ class CostLimits:
             slack = self.rate - costs
             if terminated is not None:
                 slack[terminated] = self.total - costs[terminated]
+            # A cost at its limit: what the product of limit and 1 - gamma leaves is rounding, not a violation.
+            slack[abs(slack) <= 4 * np.finfo(float).eps * abs(costs)] = 0.0
         return check.numbers_array("limits - costs", slack, first=first, copy=False)
 
     def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:

@@ -65,6 +65,8 @@ class Figure:
         Upper limit of a cost; the lower limit 0 of a utility; None for the reward.
     is_cost : bool
         Whether the limit is an upper one.
+    is_average : bool
+        Whether value, error and limit are averages per step instead of totals.
     kept : bool or None
         Whether the estimate keeps the limit; None for the reward.
     per_episode, per_episode_error : float or None
@@ -79,6 +81,7 @@ class Figure:
     kept: bool | None = None
     per_episode: float | None = None
     per_episode_error: float | None = None
+    is_average: bool = False
 
     def with_episode(self, figures: tuple[Array, Array] | None, k: int) -> Figure:
         """The same with the k-th of (totals, errors) per episode, if there are any."""
@@ -164,6 +167,7 @@ class Judgement:
         found: list[tuple[str, ...]] = []
         for one in (self.reward, *self.constraints):
             limit = "" if one.limit is None else f"{'<=' if one.is_cost else '>='} {one.limit:.4g}"
+            limit += " a step" if one.is_average else ""
             verdict = "" if one.kept is None else "kept" if one.kept else "BROKEN"
             episode = " +- ".join(filter(None, (_tidy(one.per_episode), _tidy(one.per_episode_error, 2))))
             found.append((one.name, _tidy(one.value), _tidy(one.error, 2), limit, verdict, episode))
@@ -239,9 +243,9 @@ def judge(
     >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
     ...                          n_states=1, n_actions=2)
     >>> judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
-    estimate from the log  discounted  std. error   limit
+    estimate from the log  discounted  std. error          limit
     reward                          1           0
-    cost 0                     0.9987      0.0092  <= 1.2  kept
+    cost 0                     0.9987      0.0092  <= 1.2 a step  kept
     """
     model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
     given = rho0 is not None or initial_states is not None
@@ -296,7 +300,7 @@ class Judge:
             else:
                 limit, shrink = units.limits[i], scale * (normaliser if units.normalised else 1.0)
                 figure = Figure(name, limit - shrink * values[1 + i], shrink * errors[1 + i], limit, True, kept)
-            found.append(figure.with_episode(episodes, 1 + i))
+            found.append(replace(figure, is_average=units.normalised).with_episode(episodes, 1 + i))
         return Judgement(
             reward=reward,
             constraints=tuple(found),

@@ -38,8 +38,8 @@ def learn(
         The log.
     settings : Settings, optional
         Parameters; or give them as keywords (gamma, psi, slater, T or eps, kappa, floor, order, ...), which also
-        override those of `settings`. Only gamma is needed. ``profile="theory"`` or ``"practice"`` says which of the two
-        ways is meant.
+        override those of `settings`. As keywords, only gamma is needed. ``profile="theory"`` or ``"practice"`` says
+        which of the two ways is meant.
     rho0 : array_like, shape (S,), optional
         Distribution of the initial state. This or `initial_states` is needed unless the log has episodes, whose first
         states are the default.
@@ -53,7 +53,7 @@ def learn(
     reference : Reference, optional
         mu_hat from other data (`estimate_reference`), instead of `n_reference`.
     start : Point, optional
-        Starting point, for instance the `last` of another result; by default the paper's.
+        Starting point, for instance the `last` of another result; by default the paper's, or in practice a plan.
     known : collection of str, optional
         Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
         run can check them.
