@@ -218,7 +218,7 @@ def interval(P, seed=0, threshold=0.25):
     ],
     ids=["branching-3", "lazy", "branching-2", "branching-10", "cycle", "long-cycle", "drift", "restart"],
 )
-@pytest.mark.parametrize("threshold", [0.25, 0.02])
+@pytest.mark.parametrize("threshold", [0.25, pytest.param(0.02, marks=pytest.mark.slow)])
 def test_interval_contains_the_mixing_time(kernel, threshold):
     exact = mixing.mixing_time(kernel, threshold)
     found = interval(kernel, threshold=threshold)

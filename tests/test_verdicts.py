@@ -9,7 +9,7 @@ from dpdl import CMDP, Dataset, Status, exact, learn, learn_adaptive, replicate,
 from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
 
-N = pytest.mark.parametrize("n", [3, pytest.param(200, marks=pytest.mark.slow)])
+N = pytest.mark.parametrize("n", [2, pytest.param(200, marks=pytest.mark.slow)])
 MANY = pytest.mark.parametrize("n", [15, pytest.param(300, marks=pytest.mark.slow)])
 
 
