@@ -221,7 +221,7 @@ def test_settings_may_be_given_to_make_sure(path):
 
 @posix
 @pytest.mark.parametrize("order", ["replacement", "shuffle"])
-@pytest.mark.parametrize("n_lives", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_lives", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bit(order, n_lives, path):
     rng = np.random.default_rng(7)
     run(T=10**12, order=order, step_limit=10, checkpoint=path)

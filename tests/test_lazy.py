@@ -90,7 +90,14 @@ def test_a_hundred_thousand_steps_agree(name):
     assert relative(lazy.point, eager.point) < 1e-9
 
 
-@pytest.mark.parametrize(("psi", "gamma", "alpha_x"), [(50, 0.5, 0.1), (3, 0.5, 0.05), (1, 0.9, 0.1)])
+@pytest.mark.parametrize(
+    ("psi", "gamma", "alpha_x"),
+    [
+        pytest.param(50, 0.5, 0.1, marks=pytest.mark.slow),
+        pytest.param(3, 0.5, 0.05, marks=pytest.mark.slow),
+        (1, 0.9, 0.1),
+    ],
+)
 def test_each_step_agrees_where_trajectories_separate(psi, gamma, alpha_x):
     """With steps this large two runs part by chaos (a rounding grows tenfold within some steps), so each step of the
     lazy core is compared with one eager step from the lazy core's own state."""

@@ -118,6 +118,7 @@ def test_saddle_value_grows_with_psi_and_shrinks_with_kappa(game):
     assert all(a >= b - 1e-8 for a, b in itertools.pairwise(values))
 
 
+@pytest.mark.slow
 def test_saddle_value_agrees_with_direct_maximisation():
     # One state, so x has two coordinates and J_kappa can be searched directly.
     cmdp = one_state(r=(1.0, 0.2), u=((-0.5, 0.6),), gamma=0.8)

@@ -50,7 +50,7 @@ def run_of(order, n_utilities, psi):
     ("order", "n_utilities", "psi"),
     [
         # Every two of them together; all three in the slow tests.
-        pytest.param(order, n_utilities, psi, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        pytest.param(order, n_utilities, psi, marks=() if (i + j + k) % 6 == 0 else pytest.mark.slow)
         for i, order in enumerate(ORDERS)
         for j, n_utilities in enumerate((1, 3, 20))
         for k, psi in enumerate((1, 1.5, 4, 50))
