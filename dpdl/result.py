@@ -224,6 +224,8 @@ class Result:
     log: Dataset | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
+        if self.log is None:
+            return self.__dict__
         _ = self.evaluation  # needs the log, which is not pickled
         policy = Policy(self.policy.probabilities, self.labels, self.units)  # in practice it depends on the log as well
         return self.__dict__ | {"log": None, "policy": policy}

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -268,7 +268,8 @@ def _run_in_worker(task: Task, k: int, path: str, fingerprint: str, caller: Call
     """
     with Interrupts(guarded=not caller.is_this_process) as interrupts:
         stop = caller.watch(k)  # from here on the caller relies on this run to survive Ctrl-C
-        return None if stop(0) else task(_opened(path, fingerprint), stop, interrupts)
+        result = None if stop(0) else task(_opened(path, fingerprint), stop, interrupts)
+        return None if result is None else replace(result, log=None)  # the caller judges it, and has the log
 
 
 @lru_cache(maxsize=1)
