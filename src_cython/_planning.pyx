@@ -20,6 +20,16 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 
 
+cdef inline double expected(const int64_t[::1] indptr, const int32_t[::1] indices, const double[::1] data,
+                            const double[::1] V, Py_ssize_t k) noexcept nogil:
+    """sum_s' P(s' | k) V(s')"""
+    cdef Py_ssize_t i
+    cdef double total = 0.0
+    for i in range(indptr[k], indptr[k + 1]):
+        total += data[i] * V[indices[i]]
+    return total
+
+
 def improve(const int64_t[::1] indptr, const int32_t[::1] indices, const double[::1] data, const int32_t[::1] first,
             const double[::1] reward, const double[::1] ends, double gamma, const double[::1] V, double[::1] best,
             int32_t[::1] policy):
@@ -35,7 +45,7 @@ def improve(const int64_t[::1] indptr, const int32_t[::1] indices, const double[
         Smallest residual/ends of the policy's rows, and largest one of all rows.
     """
     cdef:
-        Py_ssize_t s, k, i, n = V.shape[0]
+        Py_ssize_t s, k, n = V.shape[0]
         int64_t changed = 0
         int32_t chosen
         double q, kept, top, ratio, lower = INFINITY, upper = -INFINITY
@@ -44,10 +54,7 @@ def improve(const int64_t[::1] indptr, const int32_t[::1] indices, const double[
             chosen = policy[s]
             kept = top = -INFINITY
             for k in range(first[s], first[s + 1]):
-                q = 0.0
-                for i in range(indptr[k], indptr[k + 1]):
-                    q += data[i] * V[indices[i]]
-                q = reward[k] + gamma * q
+                q = reward[k] + gamma * expected(indptr, indices, data, V, k)
                 ratio = (q - V[s]) / ends[k]
                 if ratio > upper:
                     upper = ratio
@@ -74,7 +81,7 @@ def improve_in_place(const int64_t[::1] indptr, const int32_t[::1] indices, cons
     News from one state reaches all states behind it in one pass, where `improve` takes one pass for each move.
     """
     cdef:
-        Py_ssize_t j, s, k, i, n = V.shape[0]
+        Py_ssize_t j, s, k, n = V.shape[0]
         int32_t chosen
         double q, kept, top
     with nogil:
@@ -83,10 +90,7 @@ def improve_in_place(const int64_t[::1] indptr, const int32_t[::1] indices, cons
             chosen = policy[s]
             kept = top = -INFINITY
             for k in range(first[s], first[s + 1]):
-                q = 0.0
-                for i in range(indptr[k], indptr[k + 1]):
-                    q += data[i] * V[indices[i]]
-                q = reward[k] + gamma * q
+                q = reward[k] + gamma * expected(indptr, indices, data, V, k)
                 if k == policy[s]:
                     kept = q
                 if q > top:

@@ -173,7 +173,6 @@ def test_slater_of_noisy_counts_uses_the_squares(log):
 
 def test_a_group_by_of_dask_over_parquet_is_the_same_log(log, tmp_path):
     """What a cluster does with a log that no machine holds: one group-by, and its few rows are enough."""
-    pytest.importorskip("dask")
     import dask
     import dask.dataframe as dd
 

@@ -217,54 +217,41 @@ class DatasetBuilder:
             that is terminated or truncated, also after the last row of the previous chunk.
         """
         with self._lock:
-            self._append(s, a, s_next, r, u, starts, terminated, truncated)
-
-    def _append(
-        self,
-        s: ArrayLike,
-        a: ArrayLike,
-        s_next: ArrayLike,
-        r: ArrayLike,
-        u: ArrayLike,
-        starts: ArrayLike | None,
-        terminated: ArrayLike | None,
-        truncated: ArrayLike | None,
-    ) -> None:
-        if self._state != "open":
-            raise RuntimeError(
-                "an earlier chunk could not be written, so the data set is incomplete"
-                if self._state == "failed"
-                else "append can only be called inside the builder's with statement"
-            )
-        first = self._n_records
-        s, a, s_next = packing.moves(s, a, s_next, terminated, self._n_states, self._n_actions, first)
-        if truncated is not None:
+            if self._state != "open":
+                raise RuntimeError(
+                    "an earlier chunk could not be written, so the data set is incomplete"
+                    if self._state == "failed"
+                    else "append can only be called inside the builder's with statement"
+                )
+            first = self._n_records
+            s, a, s_next = packing.moves(s, a, s_next, terminated, self._n_states, self._n_actions, first)
+            if truncated is not None:
+                if starts is not None:
+                    raise TypeError("give either truncated or starts")
+                starts = packing.starts_of_episodes(truncated, s_next, self._done)
+            u = packing.columns("u" if self._costs is None else "costs", u, len(s), len(self._largest), first)
+            if self._costs is None:
+                records = packing.pack(s_next, r, u, self._divisors, first)
+            else:
+                u = self._costs.slack(u, s_next == packing.ENDED, first)
+                records = packing.pack(s_next, r, np.zeros_like(u), self._divisors, first)
+                records["u"] = u
+            trajectories = starts is not None
+            if self._trajectories is not None and trajectories != self._trajectories:
+                raise TypeError("give starts with every chunk ([] if all of it continues a trajectory), or with none")
+            if len(s) == 0:
+                return
             if starts is not None:
-                raise TypeError("give either truncated or starts")
-            starts = packing.starts_of_episodes(truncated, s_next, self._done)
-        u = packing.columns("u" if self._costs is None else "costs", u, len(s), len(self._largest), first)
-        if self._costs is None:
-            records = packing.pack(s_next, r, u, self._divisors, first)
-        else:
-            u = self._costs.slack(u, s_next == packing.ENDED, first)
-            records = packing.pack(s_next, r, np.zeros_like(u), self._divisors, first)
-            records["u"] = u
-        trajectories = starts is not None
-        if self._trajectories is not None and trajectories != self._trajectories:
-            raise TypeError("give starts with every chunk ([] if all of it continues a trajectory), or with none")
-        if len(s) == 0:
-            return
-        if starts is not None:
-            positions = packing.begins(starts, s, s_next, first, self._previous)
-            self._starts.append(positions + first)
-            self._n_starts += len(positions)
-        self._trajectories, self._previous = trajectories, int(s_next[-1])
-        self._done = s_next[-1] == packing.ENDED or (truncated is not None and bool(np.asarray(truncated)[-1]))
-        self._largest = np.maximum(self._largest, abs(u).max(axis=0, initial=0.0))
-        self._n_records += len(s)
-        self._state = "failed"  # until everything has been written
-        self._take(records, s.astype(np.int64) * self._n_actions + a)
-        self._state = "open"
+                positions = packing.begins(starts, s, s_next, first, self._previous)
+                self._starts.append(positions + first)
+                self._n_starts += len(positions)
+            self._trajectories, self._previous = trajectories, int(s_next[-1])
+            self._done = s_next[-1] == packing.ENDED or (truncated is not None and bool(np.asarray(truncated)[-1]))
+            self._largest = np.maximum(self._largest, abs(u).max(axis=0, initial=0.0))
+            self._n_records += len(s)
+            self._state = "failed"  # until everything has been written
+            self._take(records, s.astype(np.int64) * self._n_actions + a)
+            self._state = "open"
 
     def _take(self, records: NDArray[Any], flat: NDArray[np.int64]) -> None:
         """Collect records in a buffer, because numbering many pairs at once is quicker."""

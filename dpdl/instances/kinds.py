@@ -61,9 +61,7 @@ def ring(
     True
     """
     n_states = check.whole("n_states", n_states, at_least=3)
-    n_utilities = check.whole("n_utilities", n_utilities)
-    slip = check.real("slip", slip, at_least=0, at_most=1)
-    budget = check.real("budget", budget, above=0, below=1)
+    n_utilities, slip, budget = _checked(n_utilities, slip, budget)
     rng = check.generator(rng)
     states, n_hills = np.arange(n_states), max(1, n_states // _PERIOD)
     length = n_states / n_hills
@@ -123,10 +121,8 @@ def lake(
     True
     """
     n_rows = check.whole("n_rows", n_rows, at_least=2)
-    n_utilities = check.whole("n_utilities", n_utilities)
-    slip = check.real("slip", slip, at_least=0, at_most=1)
+    n_utilities, slip, budget = _checked(n_utilities, slip, budget)
     holes = check.real("holes", holes, at_least=0, at_most=1)
-    budget = check.real("budget", budget, above=0, below=1)
     rng = check.generator(rng)
     n_states = n_rows**2
     row, column = np.divmod(np.arange(n_states), n_rows)
@@ -141,6 +137,14 @@ def lake(
     u = _budgets(budget, hole, np.cumsum(hole), n_utilities)
     reward = np.where(np.arange(n_states) == n_states - 1, 1.0, 0.0)
     return _same_in_all_actions(_slippery(columns, slip), reward, u, gamma, np.eye(1, n_states)[0])
+
+
+def _checked(n_utilities: int, slip: float, budget: float) -> tuple[int, float, float]:
+    return (
+        check.whole("n_utilities", n_utilities),
+        check.real("slip", slip, at_least=0, at_most=1),
+        check.real("budget", budget, above=0, below=1),
+    )
 
 
 def _budgets(budget: float, costly: NDArray[np.bool_], place: NDArray[np.int64], n_utilities: int) -> Array:

@@ -10,11 +10,12 @@ it: the answer is judged on the plug-in model instead (`dpdl.models.judgement`).
     kappa    MARGIN of the best worst utility, so that noise does not break a constraint that binds
     steps    eta/alpha_x = 0.05/n, eta/alpha_V = 0.0028 (1-gamma)/A, eta/alpha_lam = 0.05 (1-gamma), n visited pairs
     start    V and lam of the plug-in problem inside D(psi), x = its occupancy, a little mu_hat/(1-gamma) mixed in
+
+Above LP_PAIRS pairs the plan does not know psi: it is that of the whole plug-in problem, cut to the caps.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,9 +28,8 @@ from dpdl.data.packing import INT32_MAX
 from dpdl.models import certified, planner
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import MOST_PAIRS, TOLERANCE
+from dpdl.models.judgement import MOST_PAIRS, TOLERANCE, tolerances
 from dpdl.models.occupancy import state_occupancy
-from dpdl.models.planner import slater_bounds
 from dpdl.models.plug_in import plug_in
 
 #: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
@@ -73,7 +73,7 @@ def _most_careful(model: CMDP) -> Careful | None:
     if model.n_utilities == 0:
         return None
     if model.r.size > LP_PAIRS:
-        lower, upper = slater_bounds(model, TOLERANCE)
+        lower, upper = planner.slater_bounds(model, TOLERANCE)
         close = upper <= lower + max(TOLERANCE, 0.05 * abs(lower))
         return Careful(upper if upper < 0 else lower, None) if close else None
     closed = model.closed()
@@ -90,10 +90,12 @@ def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None
     model = plug_in(dataset, gamma, initial)
     logged = policies.from_occupancy(dataset.frequencies)
     p, _ = state_occupancy(model, logged)
-    if (np.einsum("isa,sa->i", model.u, p[:, None] * logged) >= -TOLERANCE).all():
+    tolerance = tolerances(dataset, model)
+    if (np.einsum("isa,sa->i", model.u, p[:, None] * logged) >= -tolerance).all():
         return None  # the policy that made the log is safe
     found = most_careful(dataset, gamma, initial)
-    return found if found is not None and found.margin < -TOLERANCE else None
+    shown = max(programs.TOLERANCE, tolerance.min())  # a linear program cannot tell less
+    return found if found is not None and found.margin < -shown else None
 
 
 def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kappa: float = 0.0) -> Plan | None:
@@ -146,7 +148,7 @@ def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[st
 
 
 def _needed_psi(dataset: Dataset, gamma: float, initial: Array) -> float:
-    """Return twice the deviation of the best safe policy of the plug-in model, or of the log's own if there is none."""
+    """Return twice the deviation of the best safe policy of the plug-in model, within the bounds of psi."""
     found = plan(dataset, gamma, initial, None)
     if found is None:
         return MOST_PSI
@@ -171,4 +173,4 @@ def log_mixture(q: Array, mu_hat: Array, gamma: float) -> Array:
     >>> np.exp(log_mixture(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 0.5)).round(5).tolist()
     [1.9999, 0.0001]
     """
-    return np.log(((1 - MIXED) * q + MIXED * mu_hat) / (1 - gamma)) if len(q) else np.full(0, -math.inf)
+    return np.log(((1 - MIXED) * q + MIXED * mu_hat) / (1 - gamma))

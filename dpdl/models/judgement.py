@@ -7,8 +7,8 @@ sum of independent errors, one for each visited pair, because V enters through t
 
 with N(s,a) visits, the occupancy nu and the value function V of the policy on the plug-in model, and n_0 logged first
 states. With few visits the variance of a row is uncertain itself; a pair that was seen once counts with the largest
-variance that is possible. Pairs that the log does not show are worst-case (`dpdl.models.plug_in`), in the estimate and
-not in its standard error.
+variance that numbers between the least and the largest of the log can have. Pairs that the log does not show are
+worst-case (`dpdl.models.plug_in`), in the estimate and not in its standard error.
 
 Where episodes end, the same is done with gamma = 1: figures per episode, if every episode ends.
 """
@@ -38,8 +38,7 @@ from dpdl.models.plug_in import plug_in
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
-#: A constraint counts as kept if (1-gamma) J^u >= -TOLERANCE times the mean |u| of the log, and if a limit other than
-#: zero is exceeded by no more than this share of it. The scale of u is that of the largest cost, which may be far away.
+#: See `tolerances`.
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 #: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
 DIRECT_STATES = 2000
@@ -287,14 +286,11 @@ class Judge:
         names = constraint_names(units, model.n_utilities)
         episodes = self._per_episode(policy)
         reward = Figure("reward", units.reward(values[0]), units.reward_scale * errors[0]).with_episode(episodes, 0)
-        normaliser, rule = 1 - model.gamma, units.cost_limits()
+        normaliser, tolerance = 1 - model.gamma, tolerances(self.dataset, model)
         found = []
         for i, name in enumerate(names):
             scale = units.utility_scale[i]
-            tolerance = TOLERANCE * float(self.counts @ abs(gains[1 + i])) / len(self.dataset)
-            if rule is not None and rule.limits[i] != 0:
-                tolerance = min(tolerance, SHARE_OF_LIMIT * abs(rule.rate[i]) / scale)
-            kept = bool(normaliser * values[1 + i] >= -tolerance)
+            kept = bool(normaliser * values[1 + i] >= -tolerance[i])
             if units.limits is None:
                 figure = Figure(name, scale * values[1 + i], scale * errors[1 + i], 0.0, False, kept)
             else:
@@ -408,10 +404,25 @@ class Judge:
         return np.sqrt(found)
 
 
+def tolerances(dataset: Dataset, model: CMDP) -> Array:
+    """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
+
+    A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
+    others. And no more than 0.1% of a limit other than zero.
+    """
+    found = TOLERANCE * abs(model.u).reshape(model.n_utilities, model.r.size)[:, dataset.pairs] @ dataset.pair_counts
+    found = found / len(dataset)
+    rule = dataset.units.cost_limits()
+    if rule is not None:
+        share = SHARE_OF_LIMIT * abs(rule.rate) / np.array(dataset.units.utility_scale)
+        found = np.where(rule.limits != 0, np.minimum(found, share), found)
+    return found
+
+
 def constraint_names(units: Units, n: int) -> tuple[str, ...]:
     """Names of the constraints: those of the caller, or numbered."""
     kind = "utility" if units.limits is None else "cost"
-    return getattr(units, "names", None) or tuple(f"{kind} {i}" for i in range(n))
+    return units.names or tuple(f"{kind} {i}" for i in range(n))
 
 
 class Chain:
