@@ -33,6 +33,7 @@ from dpdl.models.linear_programs import OPTIONS, TOLERANCE
 from dpdl.models.model import Model
 from dpdl.models.pricing import Pricing, Rows
 from dpdl.models.solution import Solution
+from dpdl.models.status_line import StatusLine
 
 #: A search ends when the bounds of its policy are this part of the gap apart.
 _PART_OF_GAP = 0.25
@@ -118,6 +119,8 @@ def plan(
 ) -> Plan:
     """Find the best policy with J^u_i >= kappa for every i, to a relative gap `tol`.
 
+    A search of more than two seconds shows its bounds in a line on the terminal, if there is one. Ctrl-C ends it.
+
     Parameters
     ----------
     model : CMDP
@@ -151,7 +154,8 @@ def plan(
     kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, check.whole("max_columns", max_columns, at_least=1), callback)
-    return _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits).plan()
+    with StatusLine() as line:
+        return _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line).plan()
 
 
 def slater_bounds(
@@ -182,8 +186,8 @@ def slater_bounds(
     accuracy = max(check.real("accuracy", accuracy, at_least=0), TOLERANCE)
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
-    planner = _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits)
-    return planner.slater(accuracy)
+    with StatusLine() as line:
+        return _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits, line).slater(accuracy)
 
 
 def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -260,9 +264,15 @@ class _Planner:
     """Column generation; all values are normalised, (1-gamma) times the discounted ones."""
 
     def __init__(
-        self, model: Model, kappa: float, tol: float, allowed: NDArray[np.bool_] | None, limits: _Limits
+        self,
+        model: Model,
+        kappa: float,
+        tol: float,
+        allowed: NDArray[np.bool_] | None,
+        limits: _Limits,
+        line: StatusLine,
     ) -> None:
-        self.model, self.kappa, self.limits = model, kappa, limits
+        self.model, self.kappa, self.limits, self.line = model, kappa, limits, line
         self.unit, self.rows = 1 - model.gamma, Rows.of(model, allowed)
         self.pricing, self.columns = Pricing(self.rows), list[_Column]()
         self.n_utilities, self.n_iterations, self.room = len(self.rows.gains) - 1, 0, 0.0
@@ -405,10 +415,13 @@ class _Planner:
             raise _Stop("limit")
 
     def _report(self, phase: _Phase) -> None:
-        if self.limits.callback is None:
-            return
         bounds = np.array([phase.lower, phase.upper])
         low, high = bounds + self.kappa if phase is self.margin else bounds / self.unit
+        if self.line.is_due():
+            what = "Slater constant" if phase is self.margin else "reward"
+            self.line.draw(f"planning: {len(self.columns)} policies, {what} between {low:.6g} and {high:.6g}")
+        if self.limits.callback is None:
+            return
         try:
             self.limits.callback(Progress(phase.number, float(low), float(high), len(self.columns)))
         except StopIteration:
