@@ -69,8 +69,8 @@ def test_omnisafe_fields_round_trip_once_it_is_said_what_done_means(tmp_path):
     path = write_npz(tmp_path / "log.npz", fields(OMNISAFE))
     with pytest.raises(ValueError, match=r"log\.npz: its field 'done' marks ended episodes and time-outs alike"):
         open_log(path)
-    s, a, r, c, s_next, end, stop = episodes()
-    r, none = r.astype(np.float32), np.zeros(len(s), dtype=bool)
+    _, _, r, _, _, end, stop = episodes()
+    r, none = r.astype(np.float32), np.zeros(len(end), dtype=bool)
     stopped = open_log(path, truncated="done", costs={"cost": 0.7}, **LIMITED)
     assert_same(stopped, expected("cost", r=r, end=none, stop=end | stop))
     assert stopped.n_ended == 0
@@ -111,7 +111,7 @@ def test_minari_with_continuous_observations(minari_folder):
 
 
 def test_a_record_that_stops_without_a_mark_does_not_run_into_the_next_episode(minari_folder, tmp_path):
-    s, _, _, _, s_next, end, stop = episodes()
+    *_, s_next, end, stop = episodes()
     write_minari("toy/log-v0", np.asarray, episodes())
     with h5py.File(tmp_path / "minari/toy/log-v0/data/main_data.hdf5", "r+") as file:
         for episode in file.values():
