@@ -110,7 +110,7 @@ class CMDP(Model):
         going_on = (table.p > 0) & ~table.terminated
         entries = (table.p[going_on], (pairs[going_on], table.s_next[going_on]))
         P = sp.coo_array(entries, shape=(S * A, S)).tocsr()  # adds up what is given twice
-        ends = (table.p * table.terminated).sum(axis=1)
+        ends = np.minimum((table.p * table.terminated).sum(axis=1), 1.0)  # each row of p sums to one, up to rounding
         r = (table.p * table.reward).sum(axis=1)
         reward_scale = float(abs(r).max()) or 1.0
         n_costs = table.costs.shape[2]
