@@ -9,13 +9,10 @@ reading gives back the same bits.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +24,8 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
 from dpdl.data.units import Units, parse_units
-from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
-from dpdl.files.headers import expect_names, is_sha256, parse_json
+from dpdl.files.atomic import replacing_file
+from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
 
 FORMAT, VERSION = "dpdl policy", 1
@@ -282,31 +279,15 @@ class Policy(NDArrayOperatorsMixin):
         >>> again.tolist()
         [[0.1, 0.9]]
         """
-        target = Path(os.path.realpath(check.path("path", path)))
-        if target.is_dir():
-            refuse(target, "it is a folder, and a policy is a file")
-        if not check.flag("overwrite", overwrite) and os.path.lexists(target):
-            refuse(target, "it exists already; pass overwrite=True to replace it")
-        blank, known = "0" * 64, self.evidence
+        known = self.evidence
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             "labels": None if self.labels is None else self.labels.to_json(),
             "units": None if self.units is None else self.units.to_json(),
             "probabilities": self.probabilities.tolist(),
             "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
-            "checksum": blank,
         }
-        raw = (json.dumps(content, allow_nan=False) + "\n").encode("ascii")
-        raw = raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
-        remove_leftovers(target)
-        with naming_the_target(target), temporary_file(target) as temporary:
-            with open(temporary, "xb") as file:
-                lock(file.fileno())
-                file.write(raw)
-            sync(temporary)
-            os.replace(temporary, target)
-            sync(target.parent)
+        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
+            file.write(seal(FORMAT, VERSION, content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -320,15 +301,7 @@ class Policy(NDArrayOperatorsMixin):
 
     @classmethod
     def _parsed(cls, raw: bytes) -> Policy:
-        content = parse_json(raw)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError("it is not a dpdl policy")
-        if content.get("version") != VERSION:
-            raise ValueError(f"its version is {content.get('version')!r:.200}, and this dpdl reads version {VERSION}")
-        checksum = str(content.get("checksum"))
-        blank = raw.replace(checksum.encode(), b"0" * 64)
-        if not is_sha256(checksum) or hashlib.sha256(blank).hexdigest() != checksum:
-            raise ValueError("its checksum is wrong: the file is damaged")
+        content = unseal(raw, FORMAT, VERSION)
         names = {"format", "version", "labels", "units", "probabilities", "evidence", "checksum"}
         expect_names("the policy", content, names)
         labels, units, evidence = content["labels"], content["units"], content["evidence"]

@@ -473,7 +473,7 @@ def test_a_file_that_exists_is_replaced_only_on_request(tmp_path):
     with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
         from_parquet(tmp_path / "log.parquet", tmp_path / "log")
     assert len(from_parquet(tmp_path / "log.parquet", tmp_path / "log", overwrite=True)) == 5
-    with pytest.raises(OSError, match="could not be written"):
+    with pytest.raises(FileExistsError, match="it is a folder, not a file"):
         log.to_parquet(tmp_path / "log", overwrite=True)
     with pytest.raises(OSError, match="could not be written"):
         log.to_parquet(tmp_path / "log.parquet" / "log")

@@ -472,7 +472,7 @@ class Dataset:
         >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "reward")}
         {'a': [0, 1], 'count': [2, 1], 'reward': [1.5, 0.0]}
         """
-        return counts.tabulate(self)
+        return counts.tabulate(self.parts(), self.table, self.n_states, self.n_actions, self.units, self.spreads)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
@@ -568,7 +568,20 @@ class Dataset:
 
         Labels are not written; `save` writes them.
         """
-        parquet_file.write(self, path, overwrite=overwrite)
+        target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
+        if self.repeats is not None:
+            raise ValueError("a log of counts cannot be written as Parquet: write the table of its counts() instead")
+        parquet_file.write(
+            target,
+            parquet_file.Description(
+                self.n_states, self.n_actions, self.starts is not None, self.units, self.fingerprint
+            ),
+            self.records,
+            self.table,
+            self.starts,
+            ends=self.n_ended > 0,
+            overwrite=overwrite,
+        )
 
     @cached_property
     def fingerprint(self) -> str:
