@@ -71,29 +71,17 @@ LARGEST_FILE = 2**63 - 1
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers that determine the length of every file.
-
-    Attributes
-    ----------
-    n_records, n_states, n_actions, n_utilities, n_pairs : int
-        Lengths.
-    n_trajectories : int or None
-        None if the transitions are independent.
-    n_transitions : int or None
-        How many transitions the records stand for; None if each is one.
-    spreads, initial : bool
-        Whether there are variances within records, and counts of initial states.
-    """
+    """Numbers that determine the length of every file."""
 
     n_records: int
     n_states: int
     n_actions: int
     n_utilities: int
     n_pairs: int
-    n_trajectories: int | None
-    n_transitions: int | None = None
-    spreads: bool = False
-    initial: bool = False
+    n_trajectories: int | None  # None if the transitions are independent
+    n_transitions: int | None = None  # how many the records stand for; None if each is one
+    spreads: bool = False  # whether there are variances within records
+    initial: bool = False  # whether there are counts of initial states
 
     def __post_init__(self) -> None:
         for name, least, most in (
