@@ -17,6 +17,7 @@ from dpdl.data.reference import estimate_reference
 from dpdl.lasting import progress as _progress
 from dpdl.result import Point, Status
 from dpdl.settings import Settings
+from long_runs import bits
 from problems import random_log
 
 LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2, evenness=5.0)
@@ -34,12 +35,6 @@ def paper_start(log, mu_hat, settings):
 
 def run(**changes):
     return learn(LOG, **{**GOOD, **changes})
-
-
-def bits(result):
-    """Everything numerical in a result."""
-    arrays = (result.x_mean, result.V_mean, result.lam_mean, *result.last)
-    return [array.tobytes() for array in arrays], result.n_steps, result.diagnostics
 
 
 def names_of(premises, holds):

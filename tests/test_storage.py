@@ -24,10 +24,7 @@ from logs import KINDS, assert_same, contents, make_log, nothing_else, reseal, r
 
 RUN = {"gamma": 0.9, "psi": 3, "slater": 0.3, "T": 3000, "rho0": [0.25] * 4, "rng": 0}
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(params=[7, packing.CHUNK], ids=["chunks", "whole"])

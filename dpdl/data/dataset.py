@@ -59,31 +59,12 @@ class Dataset:
 
     Attributes
     ----------
-    s, a, s_next, r, u, terminated : arrays
-        The columns, read-only; s_next is -1 where terminated.
-    pairs, pair_counts : int64 arrays
-        The visited pairs as s * n_actions + a, ascending, and how often each occurs.
-    pair : int32 array
-        For each transition, the position of its pair in `pairs`.
-    records : structured array
-        The packed log, see `record_dtype`; the pair of a record is a position in `table`.
-    table, table_counts : int64 arrays
-        The pairs that `pair` of a record indexes, ascending, and how often each occurs. A part of a log shares the
-        table of the whole log, so some of these counts may be zero; otherwise table = pairs.
-    frequencies : array, shape (S, A)
-        The empirical distribution of the pairs.
-    kind : {"independent", "trajectory", "trajectories"}
-        Whether the transitions are independent, one trajectory or several.
+    s, a, s_next, r, u, terminated, pairs, ... : arrays
+        Columns and what is computed from them, read-only; each is documented below.
     units : Units
         Converts results to the caller's units.
     labels : Labels or None
         What states and actions are called (`from_table`); a saved log keeps them.
-    notes : tuple of str
-        What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken, states
-        that are entered and never left. `learn` adds them to the notes of its result. Only the last kind is known of a
-        log that was saved and opened.
-    initial_counts : int64 array, shape (S,), or None
-        How often an episode began in each state: the default of the initial distribution. None if that is not known.
     repeats, spreads : arrays or None
         Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
         utilities among them.
@@ -672,12 +653,15 @@ class Dataset:
 
     @property
     def records(self) -> NDArray[Any]:
-        """The packed log."""
+        """The packed log, see `record_dtype`; the pair of a record is a position in `table`."""
         return self._records[...]
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The pairs that `pair` of a record indexes, as s * n_actions + a, ascending."""
+        """The pairs that `pair` of a record indexes, as s * n_actions + a, ascending.
+
+        A part of a log shares the table of the whole log, so it may not visit all of them; otherwise table = pairs.
+        """
         return self._table[...]
 
     @cached_property
@@ -743,7 +727,11 @@ class Dataset:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What is remarkable about the log."""
+        """What is remarkable about the log, for the notes of results.
+
+        Rows of a table that were left out, constraints that cannot be broken, states that are entered and never left.
+        Only the last kind is known of a log that was saved and opened.
+        """
         if self._is_part or len(self.dead_ends) == 0:
             return self._notes
         named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
@@ -757,7 +745,7 @@ class Dataset:
 
     @cached_property
     def initial_counts(self) -> NDArray[np.int64] | None:
-        """How often an episode began in each state; None if the log has no episodes.
+        """How often an episode began in each state, the default of rho0; None if the log has no episodes.
 
         One trajectory that never ended may be a part of a life without episodes, so its first state does not count,
         nor does that of a part of the log that begins in the middle of an episode.
