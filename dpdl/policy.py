@@ -62,10 +62,7 @@ def weighted(
     """
     table = _table("x", x)
     distribution = check.distribution("mu", mu, table.shape)
-    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, at_least=0)
-    if not estimate.all():
-        s, a = np.argwhere(estimate == 0)[0]
-        raise ValueError(f"mu_hat[{s}, {a}] = 0.0 must be > 0")
+    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, above=0)
     reached = (table > 0) & (distribution > 0)
     # In logarithms, since x mu may underflow and mu/mu_hat may overflow where the policy is well defined.
     logs = np.full(table.shape, -np.inf)

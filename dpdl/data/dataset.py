@@ -191,23 +191,11 @@ class Dataset:
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
         u = rule.slack(costs, None if terminated is None else check.flags("terminated", terminated, s.shape))
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
-        log = cls(
-            s,
-            a,
-            s_next,
-            r,
-            u,
-            n_states=n_states,
-            n_actions=n_actions,
-            reward_scale=units.reward_scale,
-            utility_scale=units.utility_scale,
-            terminated=terminated,
-            truncated=truncated,
-            starts=starts,
-        )
-        log.__dict__.update(
-            units=units, _notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
-        )
+        marks: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "starts": starts}
+        divisors: dict[str, Any] = {"reward_scale": units.reward_scale, "utility_scale": units.utility_scale}
+        log = cls(s, a, s_next, r, u, n_states=n_states, n_actions=n_actions, **divisors, **marks)
+        names = [f"costs[:, {i}]" for i in range(u.shape[1])]
+        log.__dict__.update(units=units, _notes=one_sided(u, names, of_costs=True))
         return log
 
     @classmethod
@@ -552,17 +540,10 @@ class Dataset:
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
         if self.repeats is not None:
             raise ValueError("a log of counts cannot be written as Parquet: write the table of its counts() instead")
-        parquet_file.write(
-            target,
-            parquet_file.Description(
-                self.n_states, self.n_actions, self.starts is not None, self.units, self.fingerprint
-            ),
-            self.records,
-            self.table,
-            self.starts,
-            ends=self.n_ended > 0,
-            overwrite=overwrite,
-        )
+        known = (self.n_states, self.n_actions, self.starts is not None, self.units, self.fingerprint)
+        arrays = (self.records, self.table, self.starts)
+        description = parquet_file.Description(*known)
+        parquet_file.write(target, description, *arrays, ends=self.n_ended > 0, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
