@@ -42,8 +42,6 @@ def pack(
     n_states, n_actions = packing.sizes(n_states, n_actions)
     s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
     n, one, name = len(s), *(("utility", "utilities") if costs is None else ("cost", "costs"))
-    if n == 0:
-        raise ValueError("the data set is empty: s has length 0")
     repeats = check.indices("count", count, 2**63 - 1, shape=(n,), dtype=np.int64)
     if not repeats.all():
         raise ValueError(f"count[{np.argmin(repeats)}] = 0 must be at least 1")

@@ -112,25 +112,13 @@ class Dataset:
         truncated: ArrayLike | None = None,
         starts: ArrayLike | None = None,
     ) -> None:
-        n_states, n_actions = packing.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states, copy=False)
-        if len(s) == 0:
-            raise ValueError("the data set is empty: s has length 0")
-        s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
-        if truncated is not None:
-            if starts is not None:
-                raise TypeError("give either truncated or starts")
-            starts = packing.starts_of_episodes(truncated, s_next)
-        begins = None if starts is None else packing.begins(starts, s, s_next)
-        u = packing.columns("u", u, len(s))
+        sizes = packing.sizes(n_states, n_actions)
+        moves = packing.moves(s, a, s_next, terminated, *sizes)
+        u = packing.columns("u", u, len(moves[0]))
         scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        records = packing.pack(s_next, r, u, units)
-        pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
-        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
-        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
-        self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
-        self.__dict__["_notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
+        self._pack(moves, r, u, sizes, units, truncated, starts)
+        self.__dict__["_notes"] = one_sided(self.u, [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -185,17 +173,16 @@ class Dataset:
         >>> log.units.costs([0.0]).tolist()
         [0.5]
         """
-        n_states, n_actions = packing.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states, copy=False)
-        costs = packing.columns("costs", costs, len(s))
+        sizes = packing.sizes(n_states, n_actions)
+        moves = packing.moves(s, a, s_next, terminated, *sizes)
+        costs = packing.columns("costs", costs, len(moves[0]))
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
-        u = rule.slack(costs, None if terminated is None else check.flags("terminated", terminated, s.shape))
+        u = rule.slack(costs, None if terminated is None else moves[2] == packing.ENDED)
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
-        marks: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "starts": starts}
-        divisors: dict[str, Any] = {"reward_scale": units.reward_scale, "utility_scale": units.utility_scale}
-        log = cls(s, a, s_next, r, u, n_states=n_states, n_actions=n_actions, **divisors, **marks)
+        log = cls.__new__(cls)
+        log._pack(moves, r, u, sizes, units, truncated, starts)
         names = [f"costs[:, {i}]" for i in range(u.shape[1])]
-        log.__dict__.update(units=units, _notes=one_sided(u, names, of_costs=True))
+        log.__dict__["_notes"] = one_sided(u, names, of_costs=True)
         return log
 
     @classmethod
@@ -794,6 +781,29 @@ class Dataset:
     def u(self) -> NDArray[np.float64]:
         """Utilities, shape (N, I)."""
         return self.records["u"]
+
+    def _pack(
+        self,
+        moves: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
+        r: ArrayLike,
+        u: NDArray[np.float64],
+        sizes: tuple[int, int],
+        units: Units,
+        truncated: ArrayLike | None,
+        starts: ArrayLike | None,
+    ) -> None:
+        """Pack columns, of which states, actions and utilities have been checked."""
+        s, a, s_next = moves
+        if truncated is not None:
+            if starts is not None:
+                raise TypeError("give either truncated or starts")
+            starts = packing.starts_of_episodes(truncated, s_next)
+        begins = None if starts is None else packing.begins(starts, s, s_next)
+        records = packing.pack(s_next, r, u, units)
+        pairs, records["pair"] = packing.rank(s.astype(np.int64) * sizes[1] + a, sizes[0] * sizes[1])
+        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
+        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
+        self._fill(arrays, storage.inspect(arrays, *sizes), *sizes, units)
 
     def _fill(
         self,

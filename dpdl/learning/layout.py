@@ -347,12 +347,8 @@ class Layout:
         """The starting point (log x by coordinates, V, log lam); raises if it is not feasible."""
         S, A, I = self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities
         each, given = self.coordinates, self.inputs.start
-        planned = None
-        if given is None and self.settings.profile == "practice":
-            k = self.settings
-            planned = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
-        if planned is not None:
-            log_x, V, log_lam = self._from_plan(*planned)
+        if given is None and self._planned is not None:
+            log_x, V, log_lam = self._planned
         elif given is None:
             share = theory.sparsity(S, A, I) / (S * A) / (1 - self.settings.gamma)
             log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
@@ -362,9 +358,19 @@ class Layout:
         self._check_start(log_x, V, log_lam)
         return log_x, V, log_lam
 
-    def _from_plan(self, q: Array, V: Array, lam: Array) -> tuple[Array, Array, Array]:
-        """A plan as a starting point: a little of mu_hat mixed in, and everything inside its bounds."""
+    @cached_property
+    def _planned(self) -> tuple[Array, Array, Array] | None:
+        """The plan of the profile "practice" as a starting point; None in theory, or if there is no plan.
+
+        A little of mu_hat is mixed in, and everything is inside its bounds.
+        """
         each, k = self.coordinates, self.settings
+        if k.profile != "practice":
+            return None
+        plan = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
+        if plan is None:
+            return None
+        q, V, lam = plan
         x = np.zeros(len(each.c))
         x[: len(each.pairs)] = q[each.pairs]
         log_x = practice.log_mixture(x, each.mu_hat * each.multiplicity(), k.gamma)
