@@ -1,10 +1,10 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
-A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1), ``labels`` (null
-if there are none), ``units`` (null if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs``
-as s * n_actions + a, ``counts`` and ``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of
-the file with these 64 digits replaced by zeros. Python writes a double with as many digits as identify it, so that
-reading gives back the same bits.
+A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
+have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
+known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
+``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of the file with these 64 digits replaced
+by zeros. Python writes a double with as many digits as identify it, so that reading gives back the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpdl.files.atomic import replacing_file
 from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
 
-FORMAT, VERSION = "dpdl policy", 1
+FORMAT, VERSION = "dpdl policy", 2
 
 
 class Evidence(NamedTuple):
@@ -162,10 +162,17 @@ class Policy(NDArrayOperatorsMixin):
     # Acting.
 
     def index(self, state: Any) -> int:
-        """Index of a state given by its label or index.
+        """Index of a state given by its label or index, or by an observation if the labels have a discretizer.
 
-        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers.
+        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers. An
+        observation is a list or array of numbers.
         """
+        if self._discretizes and _is_array(state):
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+            if many:
+                raise ValueError(f"one observation must have one dimension, got shape {np.shape(state)}")
+            return int(rows[0])
         if self.labels is None or (
             isinstance(state, (int, np.integer)) and kind_of(self.labels.states[0]) not in ("number", "bool")
         ):
@@ -179,7 +186,8 @@ class Policy(NDArrayOperatorsMixin):
         Parameters
         ----------
         state : label or index, or a list or array of them
-            As for `index`. A tuple is one label.
+            As for `index`. A tuple is one label. If the labels have a discretizer, a list or array is an observation,
+            shape (d,), or several, shape (n, d).
         rng : None, int or numpy.random.Generator, optional
             One uniform number is consumed per state, in order.
 
@@ -193,8 +201,11 @@ class Policy(NDArrayOperatorsMixin):
         >>> Policy([[1.0, 0.0], [0.0, 1.0]]).act([0, 1, 1])
         array([0, 1, 1])
         """
-        many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
-        if many and self.labels is None:
+        many = _is_array(state)
+        if many and self._discretizes:
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+        elif many and self.labels is None:
             rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
         else:
             rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
@@ -202,6 +213,10 @@ class Policy(NDArrayOperatorsMixin):
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
         return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
+
+    @property
+    def _discretizes(self) -> bool:
+        return self.labels is not None and self.labels.discretizer is not None
 
     @cached_property
     def _cumulative(self) -> Array:
@@ -287,7 +302,7 @@ class Policy(NDArrayOperatorsMixin):
             "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
         }
         with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
-            file.write(seal(FORMAT, VERSION, content))
+            file.write(seal(FORMAT, VERSION if self._discretizes else 1, content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -315,6 +330,10 @@ class Policy(NDArrayOperatorsMixin):
         )
         policy.evidence  # noqa: B018  checks it
         return policy
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, list) or (hasattr(value, "__array__") and np.ndim(value) > 0)
 
 
 @dataclass(frozen=True, repr=False)
