@@ -80,7 +80,7 @@ class Dataset:
         What states and actions are called (`from_table`); a saved log keeps them.
     notes : tuple of str
         What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken, states
-        that are entered and never left. `learn` adds them to the notes of its result. Only the last kind is known of a
+        that are entered and never left. `learn` adds them to the notes of its result. The first kind is not known of a
         log that was saved and opened.
     initial_counts : int64 array, shape (S,), or None
         How often an episode began in each state: the default of the initial distribution. None if that is not known.
@@ -149,7 +149,6 @@ class Dataset:
         # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
         arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
         self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
-        self.__dict__["_notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -224,9 +223,7 @@ class Dataset:
             truncated=truncated,
             starts=starts,
         )
-        log.__dict__.update(
-            units=units, _notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
-        )
+        log.__dict__.update(units=units)
         return log
 
     @classmethod
@@ -333,11 +330,10 @@ class Dataset:
             log = cls(*columns, **options)
         else:
             log = cls.from_costs(*columns, found.limits, gamma=gamma or 0.0, normalised=limits == "average", **options)
-        names = [f"cost {name!r}" for name in found.names]
         log.__dict__.update(
             labels=found.labels,
             units=replace(log.units, names=found.names or None),
-            _notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
+            _notes=found.notes,
             _initial=None if found.initial is None else check.frozen(found.initial),
         )
         return log
@@ -731,8 +727,12 @@ class Dataset:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What is remarkable about the log."""
+        least, most = (np.full(self.n_utilities, sign * np.inf) for sign in (1, -1))
+        for part, _ in self.parts():
+            least, most = np.minimum(least, part["u"].min(axis=0)), np.maximum(most, part["u"].max(axis=0))
+        notes = (*self._notes, *one_sided(least, most, self.units))
         if self._is_part or len(self.dead_ends) == 0:
-            return self._notes
+            return notes
         named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
         which = ", ".join(named) + (", ..." if len(self.dead_ends) > 5 else "")
         several = len(self.dead_ends) > 1
@@ -740,7 +740,7 @@ class Dataset:
             f"{len(self.dead_ends)} state{'s are' if several else ' is'} entered but never left ({which}): nothing is "
             "known about what follows, so the worst is assumed there; if episodes end there, say so with terminated="
         )
-        return (*self._notes, note)
+        return (*notes, note)
 
     @cached_property
     def initial_counts(self) -> NDArray[np.int64] | None:
