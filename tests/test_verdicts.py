@@ -140,3 +140,15 @@ def test_averages_are_called_averages():
     assert result.success
     assert "<= 0.3 a step" in repr(result)
     assert 0.25 < result.evaluation.constraints[0].value <= 0.3
+
+
+def test_what_an_infeasible_problem_shows_means_something():
+    """No dual was learned: advantages are those of the reward, and no premise is counted."""
+    log = small_log(lambda a: 1.0 + a, 5.0)
+    result = learn(log, gamma=0.9, rho0=[1, 0, 0], rng=0)
+    assert (result.status, result.n_steps) == (Status.INFEASIBLE, 0)
+    assert result.policy[:, 0].tolist() == [1, 1, 1]  # the most careful
+    np.testing.assert_allclose(result.policy.explain(0).advantages, [0, 0.5], atol=1e-12)
+    assert "premises" not in repr(result)
+    shown = str(replicate(log, n=1, gamma=0.9, rho0=[1, 0, 0], rng=0))
+    assert shown.startswith("1 replica, 0 steps in all, INFEASIBLE\nestimate")
