@@ -10,16 +10,20 @@ Protocols (`bench/safety_problems.py` makes the problems and their logs):
 Methods:
 
     lp         the plug-in linear program: the best policy of the observed frequencies and means
-    margin     the same with J^u_i >= kappa: the least kappa, by bisection, at which the normal upper bounds of the costs
-               (`dpdl.judge`, level delta over all constraints) keep the limits on the same log; unanswered if none does
-    theory     DPDL as the theorem states it, told what no user knows: psi = C* and the Slater constant of the true model
-    coptidice  COptiDICE with its conservative cost bound (`bench/coptidice.py`)
+    margin     the same with J^u_i >= kappa: the least kappa at which the normal upper bounds of the costs (by
+               `dpdl.judge`, level delta over all constraints) keep the limits on the same log; unanswered without one
+    theory     DPDL as the theorem states it, told what no user knows: psi = C* and Slater's constant of the true model;
+               10^6 steps, no margin (twice that psi, half that constant earned less)
+    coptidice  COptiDICE with its conservative cost bound (`bench/coptidice.py`), alpha = 1/n, epsilon = 0.1/n as in its
+               paper, where n counts trajectories: the episodes of the log or, of independent transitions, one for each
+               1/(1-gamma) of them
+    coptidice50  the same, more careful: fifty transitions count as one trajectory, the longest of the paper
     ours       `dpdl.safe_policy`
 
-For each N and method: the share of data sets that got an answer; of the answers the mean reward over the optimum and the
-mean of the largest ratio of a cost to its limit, both exact on the true model; how many broke a limit, of the answered
-and of all data sets, with 95% Clopper-Pearson intervals; and seconds a data set. Where rewards may be negative, "over
-the optimum" counts from the reward of the worst policy: (J - J_worst)/(J* - J_worst). `--json` writes
+For each N and method: the share of data sets that got an answer; of the answers the mean reward over the optimum and
+the mean of the largest ratio of a cost to its limit, both exact on the true model; how many broke a limit, of the
+answered and of all data sets, with 95% Clopper-Pearson intervals; and seconds a data set. Where rewards may be
+negative, "over the optimum" counts from the worst policy of all: (J - J_worst)/(J* - J_worst). `--json` writes
 
     {N: {method: {answered, reward, cost, violation, seconds, ...}}}
 
@@ -47,12 +51,16 @@ from typing import Any
 import numpy as np
 from scipy.special import betaincinv, ndtri
 
+import coptidice
 import dpdl
 import safety_problems as problems
 from dpdl import Dataset, exact
 
-#: Bisections of the margin: to a thousandth of the largest one.
-BISECTIONS = 10
+#: Margins that are tried first, and how precisely the least is found then, as shares of the largest one.
+SHARES = (0.0, *np.arange(1, 10) / 10, 0.95, 0.98, 0.99, 0.999, 1 - 1e-9)
+PRECISION = 0.002
+#: Steps of DPDL with the theorem's scales.
+STEPS = 10**6
 
 
 @dataclass(frozen=True)
@@ -80,20 +88,24 @@ def lp(case: Case) -> Answer:
 
 
 def margin(case: Case) -> Answer:
-    """Bisect for the least margin whose policy passes; invariant: `low` fails, `high` passes."""
+    """Scan for a margin whose policy passes, then bisect between it and the one before, which does not.
+
+    The largest margin need not pass: the most careful policy may visit pairs that were hardly seen.
+    """
     model = exact.plug_in(case.log, **case.known)
     z = ndtri(1 - case.delta / model.n_utilities)
-    low, high, best = 0.0, model.slater() / (1 - model.gamma), None
-    for kappa in (low, high):
-        policy = _passes(case, model, max(0.0, kappa * (1 - 1e-9)), z)
-        if policy is not None:
-            best = policy
+    largest, low, best = max(0.0, model.slater()) / (1 - model.gamma), 0.0, None
+    for share in SHARES:
+        best = _passes(case, model, share * largest, z)
+        if best is not None:
+            high = share
             break
-    if best is None or kappa == low:
-        return (NONE, None) if best is None else ("ANSWERED", best)
-    for _ in range(BISECTIONS):
+        low = share
+    if best is None:
+        return NONE, None
+    while high - low > PRECISION:
         middle = (low + high) / 2
-        policy = _passes(case, model, middle, z)
+        policy = _passes(case, model, middle * largest, z)
         if policy is None:
             low = middle
         else:
@@ -111,6 +123,27 @@ def _passes(case: Case, model: dpdl.CMDP, kappa: float, z: float) -> Any:
     return found.policy if kept else None
 
 
+def theory(case: Case) -> Answer:
+    """Run DPDL with the scales of Theorem 4.1, psi = C* and the Slater constant of the true model, and no margin."""
+    problem = case.problem
+    told = {"psi": max(1.0, problem.concentrability), "slater": problem.slater, "T": STEPS, "profile": "theory"}
+    result = dpdl.learn(case.log, rng=case.rng, check_slater=False, progress=False, **told, **case.known)
+    return "ANSWERED", result.policy
+
+
+def copti(case: Case) -> Answer:
+    starts, horizon = case.log.initial_counts, 1 / (1 - case.problem.gamma)
+    return _copti(case, len(case.log) / horizon if starts is None else float(starts.sum()))
+
+
+def copti50(case: Case) -> Answer:
+    return _copti(case, len(case.log) / 50)
+
+
+def _copti(case: Case, n: float) -> Answer:
+    return "ANSWERED", coptidice.learn(case.log, case.problem.gamma, case.problem.known_start, n)
+
+
 def ours(case: Case) -> Answer:
     answer = dpdl.safe_policy(case.log, delta=case.delta, rng=case.rng, **case.known)
     name = answer.status.name
@@ -120,6 +153,9 @@ def ours(case: Case) -> Answer:
 METHODS: dict[str, Callable[[Case], Answer]] = {
     "lp": lp,
     "margin": margin,
+    "theory": theory,
+    "coptidice": copti,
+    "coptidice50": copti50,
     "ours": ours,
 }
 
@@ -219,7 +255,7 @@ def summaries(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]], label: str = "N") -> str:
     """Return the figures in lines of text."""
-    head = f"{label:>7} {'method':<10} {'answered':>8} {'reward':>7} {'cost':>7}"
+    head = f"{label:>7} {'method':<11} {'answered':>8} {'reward':>7} {'cost':>7}"
     lines = [f"{head} {'violated: of the answered':>26} {'of all':>22} {'seconds':>8}"]
     for n, methods in results.items():
         for name, one in methods.items():
@@ -228,7 +264,7 @@ def table(results: dict[str, dict[str, Any]], label: str = "N") -> str:
             figures = f"{one['answered']:>8.1%} {_text(one['reward'])} {_text(one['cost'])}"
             cells = f"{figures} {broken:>26} {of_all:>22} {one['seconds']:>8.3f}"
             statuses = ", ".join(f"{count} {status.lower()}" for status, count in one["statuses"].items())
-            lines.append(f"{n:>7} {name:<10} {cells}  {statuses if name == 'ours' else ''}".rstrip())
+            lines.append(f"{n:>7} {name:<11} {cells}  {statuses if name == 'ours' else ''}".rstrip())
     return "\n".join(lines)
 
 
@@ -292,9 +328,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     datasets = given.datasets or protocol.repeats * n_problems
     plan = Plan(given.protocol, methods, given.delta, given.seed, given.infeasible, n_problems)
     results = run(plan, given.sizes or protocol.sizes, datasets, given.jobs)
-    print(
-        f"{given.protocol}: {datasets} data sets per N over {min(datasets, n_problems)} problems, delta = {given.delta:g}"
-    )
+    of = f"{datasets} data sets per N over {min(datasets, n_problems)} problems"
+    print(f"{given.protocol}: {of}, delta = {given.delta:g}")
     print(table(results))
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
