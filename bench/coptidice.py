@@ -16,10 +16,12 @@ where the upper bound U_i of the normalised cost is the largest E_p[w c_i] over 
 
 The policy maximises the Lagrangian of E_d[w c_i] with multipliers lam_i in [0, LARGEST_MULTIPLIER], and the multipliers
 are such that U_i = limit_i where they are positive. So U_i - E_d[w c_i] is a margin by which the limit of E_d[w c_i] is
-reduced until margin and solution agree. For given limits b_i the dual is convex and piecewise quadratic in nu and lam:
+reduced until margin and solution agree. For given limits b_i the dual is convex and piecewise quadratic in nu and lam,
 
     minimise   (1-gamma) rho0.nu + lam.b + E_d[max over w >= 0 of w e - alpha (w - 1)^2 / 2],
-               e = r - sum_i lam_i c_i + gamma P nu - nu,    w = max(0, 1 + e / alpha).
+               e = r - sum_i lam_i c_i + gamma P nu - nu,    w = max(0, 1 + e / alpha),
+
+and both are solved at once by an interior-point method.
 
 The paper's experiments have alpha = 1/N and epsilon = 0.1/N for N trajectories. Pairs that the log does not show lead
 back to their state at the least reward and the largest costs of the log, and have the mass UNSEEN in d.
@@ -28,6 +30,7 @@ back to their state at the least reward and the largest costs of the log, and ha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +42,8 @@ Array = NDArray[np.float64]
 #: The bound of each multiplier, for rewards and costs of size one: beyond it a limit that cannot be kept is given up.
 LARGEST_MULTIPLIER = 10.0
 UNSEEN = 1e-6
+#: Largest residual of the program and gap between primal and dual.
+TOLERANCE = 1e-10
 #: Rounds of margin and solution, and the change of the margins, relative to the size of the costs, that ends them.
 ROUNDS, SETTLED = 50, 1e-6
 
@@ -119,7 +124,8 @@ def corrections(model: Empirical, limits: Array, alpha: float, epsilon: float) -
     """Return w of the conservative problem, by alternating solution and margins."""
     margins = np.zeros(len(limits))
     for round_ in range(ROUNDS):
-        w = solve(model, limits - margins, alpha)
+        # Costs are at most one: no policy keeps a limit below minus one, however far below.
+        w = solve(model, np.maximum(limits - margins, -1.0), alpha)
         found = np.array([upper_bound(model, w, c, epsilon)[0] - float(model.d @ (w * c)) for c in model.c])
         # Half steps from the tenth round on: the margin of the solution to a margin may jump to and fro.
         change = (found - margins) * (1.0 if round_ < 10 else 0.5)
@@ -130,49 +136,67 @@ def corrections(model: Empirical, limits: Array, alpha: float, epsilon: float) -
 
 
 def solve(model: Empirical, limits: Array, alpha: float) -> Array:
-    """Return w for limits of E_d[w c], by projected Newton steps on the dual of nu and lam.
+    """Return w for limits of E_d[w c], by the primal-dual interior-point method of Mehrotra.
 
-    The dual is convex with a piecewise constant Hessian, so Newton's method ends after finitely many pieces. lam stays
-    within its bounds; those at a bound that the gradient holds there take no part in the step.
+    In x = (q, s, t) >= 0, where q = d w is the occupancy, s the room below the limits, and t the excess above them,
+    which LARGEST_MULTIPLIER prices, the problem is a quadratic program with a diagonal matrix:
+
+        minimise  x.(D x)/2 + g.x   subject to   G x = h,   D = (alpha/d, 0, 0), g = (-r - alpha, 0, LARGEST_MULTIPLIER)
+
+    nu and -lam are the multipliers y of G x = h.
     """
-    S, n_costs = model.n_states, len(limits)
-    M = np.hstack([model.flow(), -model.c.T])  # e = r + M x
-    linear = np.append((1 - model.gamma) * model.rho0, limits)
-    low, high = np.full(S + n_costs, -np.inf), np.full(S + n_costs, np.inf)
-    low[S:], high[S:] = 0.0, LARGEST_MULTIPLIER
-
-    def value(x: Array) -> tuple[float, Array]:
-        e = model.r + M @ x
-        w = np.maximum(0.0, 1 + e / alpha)
-        return float(linear @ x + model.d @ (w * e - alpha / 2 * (w - 1) ** 2)), w
-
-    x = np.zeros(S + n_costs)
-    f, w = value(x)
-    for _ in range(500):
-        gradient = linear + M.T @ (model.d * w)
-        held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
-        free = ~held
-        if abs(gradient[free]).max(initial=0.0) <= 1e-8:
+    n, n_costs, S = len(model.r), len(limits), model.n_states
+    D = np.append(alpha / model.d, np.zeros(2 * n_costs))
+    g = np.concatenate([-model.r - alpha, np.zeros(n_costs), np.full(n_costs, LARGEST_MULTIPLIER)])
+    G = np.zeros((S + n_costs, len(g)))
+    G[:S, :n], G[S:, :n] = -model.flow().T, model.c
+    G[S:, n:] = np.hstack([np.eye(n_costs), -np.eye(n_costs)])
+    h = np.append((1 - model.gamma) * model.rho0, limits)
+    x, y, z = np.append(model.d, np.ones(2 * n_costs)), np.zeros(len(h)), np.ones(len(g))
+    for _iteration in range(200):
+        primal, dual, product = h - G @ x, g + D * x - G.T @ y - z, float(x @ z)
+        if max(abs(primal).max(), abs(dual).max(), product) <= TOLERANCE:
             break
-        weights = model.d * (w > 0) / alpha
-        hessian = (M[:, free].T * weights) @ M[:, free]
-        # A little of the identity: states without mass in this piece have no curvature.
-        ridge = 1e-9 * max(float(np.trace(hessian)) / len(hessian), 1e-12)
-        step = np.zeros_like(x)
-        step[free] = -np.linalg.solve(hessian + ridge * np.eye(len(hessian)), gradient[free])
-        size = 1.0
-        while True:
-            proposed = np.clip(x + size * step, low, high)
-            f_new, w_new = value(proposed)
-            if f_new <= f + 1e-4 * float(gradient @ (proposed - x)):
-                break
-            size /= 2
-            if size < 1e-12:
-                return w
-        if f_new >= f:  # no digits are left
-            break
-        x, f, w = proposed, f_new, w_new
-    return w
+        system = _System(G, 1 / (D + z / x), primal, dual, x, z)
+        dx, _, dz = system.direction(np.zeros(len(x)))
+        after = float((x + _longest(x, dx) * dx) @ (z + _longest(z, dz) * dz))
+        centre = (after / product) ** 3 * product / len(x)
+        dx, dy, dz = system.direction(centre - dx * dz)
+        size = min(_longest(x, dx), _longest(z, dz))
+        x, y, z = x + size * dx, y + size * dy, z + size * dz
+    else:
+        raise RuntimeError(f"the program was not solved: residuals {abs(primal).max():g}, {abs(dual).max():g}")
+    return x[:n] / model.d
+
+
+@dataclass(frozen=True)
+class _System:
+    """The linear equations of one step of the interior-point method."""
+
+    G: Array
+    weights: Array
+    primal: Array
+    dual: Array
+    x: Array
+    z: Array
+
+    @cached_property
+    def normal(self) -> Array:
+        found = (self.G * self.weights) @ self.G.T
+        return found + 1e-14 * np.trace(found) / len(found) * np.eye(len(found))
+
+    def direction(self, target: Array) -> tuple[Array, Array, Array]:
+        """Return the step that makes the residuals zero and x z equal to `target`, to first order."""
+        right = self.dual - target / self.x + self.z
+        dy = np.linalg.solve(self.normal, self.primal + (self.G * self.weights) @ right)
+        dx = self.weights * (self.G.T @ dy - right)
+        return dx, dy, target / self.x - self.z - self.z / self.x * dx
+
+
+def _longest(x: Array, step: Array) -> float:
+    """Return the longest step, at most one, that leaves x positive."""
+    shrinks = step < 0
+    return min(1.0, 0.995 * float((-x[shrinks] / step[shrinks]).min(initial=np.inf)))
 
 
 def upper_bound(model: Empirical, w: Array, c: Array, epsilon: float) -> tuple[float, Array]:

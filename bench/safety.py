@@ -61,6 +61,8 @@ SHARES = (0.0, *np.arange(1, 10) / 10, 0.95, 0.98, 0.99, 0.999, 1 - 1e-9)
 PRECISION = 0.002
 #: Steps of DPDL with the theorem's scales.
 STEPS = 10**6
+#: In place of C* where it is larger, or infinite because the logging policy never takes an action.
+LARGEST_PSI = 1e4
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ def _passes(case: Case, model: dpdl.CMDP, kappa: float, z: float) -> Any:
 def theory(case: Case) -> Answer:
     """Run DPDL with the scales of Theorem 4.1, psi = C* and the Slater constant of the true model, and no margin."""
     problem = case.problem
-    told = {"psi": max(1.0, problem.concentrability), "slater": problem.slater, "T": STEPS, "profile": "theory"}
+    if problem.slater <= 0:
+        return NONE, None
+    told = {"psi": min(problem.concentrability, LARGEST_PSI), "slater": problem.slater, "T": STEPS, "profile": "theory"}
     result = dpdl.learn(case.log, rng=case.rng, check_slater=False, progress=False, **told, **case.known)
     return "ANSWERED", result.policy
 
@@ -141,7 +145,10 @@ def copti50(case: Case) -> Answer:
 
 
 def _copti(case: Case, n: float) -> Answer:
-    return "ANSWERED", coptidice.learn(case.log, case.problem.gamma, case.problem.known_start, n)
+    try:
+        return "ANSWERED", coptidice.learn(case.log, case.problem.gamma, case.problem.known_start, n)
+    except RuntimeError:  # its program could not be solved to the last digits
+        return NONE, None
 
 
 def ours(case: Case) -> Answer:
@@ -309,7 +316,7 @@ def _progress(results: Iterator[Any], total: int) -> Iterable[Any]:
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("protocol", choices=list(problems.PROTOCOLS))
-    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 a problem, or 4 of `others`")
+    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 a problem, or 8 of `others`")
     parser.add_argument("--problems", type=int, help="problems to draw; by default 20, or those of the protocol")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="instead of the protocol's own")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
@@ -320,6 +327,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     given = parser.parse_args(arguments)
     protocol = problems.PROTOCOLS[given.protocol]
+    if given.infeasible and given.protocol == "others":
+        parser.error("--infeasible is for toy, grid and multi: some of the others have policies without cost")
     methods = tuple(given.methods)
     if "ours" in methods and not hasattr(dpdl, "safe_policy"):
         print("ours is left out: dpdl has no safe_policy")

@@ -296,19 +296,21 @@ def grid(rng: np.random.Generator, rho: float) -> Problem:
             return replace(problem, behaviour=mixed(problem.optimal_policy, rho))
 
 
-def multi(rng: np.random.Generator) -> Problem:
+def multi(rng: np.random.Generator, *, infeasible: bool = False) -> Problem:
     """Draw a random sparse problem with S = 50, A = 5, gamma = 0.9, start in state 0 and five limits that bind.
 
     Each pair has 3 successors; rewards are uniform on [0, 1], costs Beta(0.2, 0.2), with an action a state that is free
-    of all costs. Data: as of `toy`.
+    of all costs. Data and `infeasible`: as of `toy`.
     """
     while True:
         c = rng.beta(0.2, 0.2, (5, 50, 5))
-        c[:, np.arange(50), rng.integers(0, 5, 50)] = 0.0
+        if not infeasible:
+            c[:, np.arange(50), rng.integers(0, 5, 50)] = 0.0
         P, r, rho0 = random_transitions(50, 5, 3, rng), rng.random((50, 5)), np.eye(1, 50)[0]
         problem = with_limits(Problem("multi", P, r, c, 0.9, rho0, np.ones(5)), rng)
         if problem.binds():
-            return replace(problem, mu=occupancy(problem, mixed(problem.optimal_policy, 0.5)))
+            problem = replace(problem, mu=occupancy(problem, mixed(problem.optimal_policy, 0.5)))
+            return problem.infeasible() if infeasible else problem
 
 
 def with_limits(problem: Problem, rng: np.random.Generator) -> Problem:
@@ -437,17 +439,14 @@ class Protocol:
 RHOS = (0.1, 0.4, 0.7, 0.9)
 
 
-def _made(problem: Problem, infeasible: bool) -> Problem:
+def _grid(rng: np.random.Generator, index: int, infeasible: bool) -> Problem:
+    problem = grid(rng, RHOS[index % len(RHOS)])
     return problem.infeasible() if infeasible else problem
 
 
 PROTOCOLS = {
     "toy": Protocol(lambda rng, k, infeasible: toy(rng, infeasible=infeasible), sizes=(50, 200, 1000, 5000)),
-    "grid": Protocol(
-        lambda rng, k, infeasible: _made(grid(rng, RHOS[k % 4]), infeasible), sizes=(10, 50, 200, 1000, 2000), repeats=5
-    ),
-    "multi": Protocol(lambda rng, k, infeasible: _made(multi(rng), infeasible), sizes=(500, 2000, 10_000, 50_000)),
-    "others": Protocol(
-        lambda rng, k, infeasible: _made(other(rng, k), infeasible), sizes=(3, 15, 75), problems=50, repeats=8
-    ),
+    "grid": Protocol(_grid, sizes=(10, 50, 200, 1000, 2000)),
+    "multi": Protocol(lambda rng, k, infeasible: multi(rng, infeasible=infeasible), sizes=(500, 2000, 10_000, 50_000)),
+    "others": Protocol(lambda rng, k, infeasible: other(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
 }
