@@ -42,8 +42,10 @@ Array = NDArray[np.float64]
 #: The bound of each multiplier, for rewards and costs of size one: beyond it a limit that cannot be kept is given up.
 LARGEST_MULTIPLIER = 10.0
 UNSEEN = 1e-6
-#: Largest residual of the program and gap between primal and dual.
-TOLERANCE = 1e-10
+#: Residual of the program and gap between primal and dual: where the method stops, and what is accepted at least.
+TOLERANCE, ACCEPTED = 1e-10, 1e-7
+#: Least value of a variable, so that quotients of two do not overflow.
+TINY = 1e-100
 #: Rounds of margin and solution, and the change of the margins, relative to the size of the costs, that ends them.
 ROUNDS, SETTLED = 50, 1e-6
 
@@ -153,9 +155,13 @@ def solve(model: Empirical, limits: Array, alpha: float) -> Array:
     G[S:, n:] = np.hstack([np.eye(n_costs), -np.eye(n_costs)])
     h = np.append((1 - model.gamma) * model.rho0, limits)
     x, y, z = np.append(model.d, np.ones(2 * n_costs)), np.zeros(len(h)), np.ones(len(g))
+    best, found = np.inf, x
     for _iteration in range(200):
         primal, dual, product = h - G @ x, g + D * x - G.T @ y - z, float(x @ z)
-        if max(abs(primal).max(), abs(dual).max(), product) <= TOLERANCE:
+        residual = max(float(abs(primal).max()), float(abs(dual).max()), product)
+        if residual < best:
+            best, found = residual, x
+        if residual <= TOLERANCE or (best <= ACCEPTED and residual > 1e3 * best):  # solved, or no digits are left
             break
         system = _System(G, 1 / (D + z / x), primal, dual, x, z)
         dx, _, dz = system.direction(np.zeros(len(x)))
@@ -163,10 +169,10 @@ def solve(model: Empirical, limits: Array, alpha: float) -> Array:
         centre = (after / product) ** 3 * product / len(x)
         dx, dy, dz = system.direction(centre - dx * dz)
         size = min(_longest(x, dx), _longest(z, dz))
-        x, y, z = x + size * dx, y + size * dy, z + size * dz
-    else:
-        raise RuntimeError(f"the program was not solved: residuals {abs(primal).max():g}, {abs(dual).max():g}")
-    return x[:n] / model.d
+        x, y, z = np.maximum(x + size * dx, TINY), y + size * dy, np.maximum(z + size * dz, TINY)
+    if best > ACCEPTED:
+        raise RuntimeError(f"the program was not solved: residual {best:g}")
+    return found[:n] / model.d
 
 
 @dataclass(frozen=True)
