@@ -96,7 +96,9 @@ def margin(case: Case) -> Answer:
     """
     model = exact.plug_in(case.log, **case.known)
     z = ndtri(1 - case.delta / model.n_utilities)
-    largest, low, best = max(0.0, model.slater()) / (1 - model.gamma), 0.0, None
+    largest, low, best = model.slater() / (1 - model.gamma), 0.0, None
+    if largest < 0:
+        return "INFEASIBLE", None
     for share in SHARES:
         best = _passes(case, model, share * largest, z)
         if best is not None:

@@ -239,7 +239,8 @@ def toy(rng: np.random.Generator, *, infeasible: bool = False) -> Problem:
     Each pair has 2 successors with Dirichlet(1, 1) weights; rewards are uniform on [0, 1], costs Beta(0.2, 0.2), with
     one free action a state. Problems are kept where the limit binds at the optimum. Data: draws from the occupancy of
     half the optimal policy, half the uniform one. With `infeasible` no action is free, since the least achievable cost
-    would be zero otherwise; the limit is then 0.8 times the least, and the data is that of the problem before.
+    would be zero otherwise; the limit is then 0.8 times the least, and the data is that of the problem before. Problems
+    are kept where that least cost is at least 0.01, not so small that no log tells it from zero.
     """
     n_states, n_actions = 10, 5
     while True:
@@ -249,7 +250,7 @@ def toy(rng: np.random.Generator, *, infeasible: bool = False) -> Problem:
             c[0, np.arange(n_states), rng.integers(0, n_actions, n_states)] = 0.0
         rho0, limits = np.eye(1, n_states)[0], np.array([0.1])
         problem = Problem("toy", P, rng.random((n_states, n_actions)), c, 0.8, rho0, limits)
-        if problem.binds():
+        if problem.binds() and (problem.least >= 0.1 or not infeasible):
             problem = replace(problem, mu=occupancy(problem, mixed(problem.optimal_policy, 0.5)))
             return problem.infeasible() if infeasible else problem
 
