@@ -13,11 +13,12 @@ Methods:
     margin     the same with J^u_i >= kappa: the least kappa at which the normal upper bounds of the costs (by
                `dpdl.judge`, level delta over all constraints) keep the limits on the same log; unanswered without one
     theory     DPDL as the theorem states it, told what no user knows: psi = C* and Slater's constant of the true model;
-               10^6 steps, no margin (twice that psi, half that constant earned less)
-    coptidice  COptiDICE with its conservative cost bound (`bench/coptidice.py`), alpha = 1/n, epsilon = 0.1/n as in its
-               paper, where n counts trajectories: the episodes of the log or, of independent transitions, one for each
-               1/(1-gamma) of them
-    coptidice50  the same, more careful: fifty transitions count as one trajectory, the longest of the paper
+               10^6 steps, no margin
+    coptidice  COptiDICE with its conservative cost bound (`bench/coptidice.py`), alpha = 1/n and epsilon = 0.1/n, where
+               n counts trajectories: the episodes of the log or, of independent transitions, one for each 1/(1-gamma)
+    coptidice50  the same where fifty transitions count as a trajectory, the longest in its authors' tabular experiment:
+               more careful than coptidice on independent transitions, and less where episodes are longer. How careful
+               the method is depends on this reading of n, so both stand in the table
     ours       `dpdl.safe_policy`
 
 For each N and method: the share of data sets that got an answer; of the answers the mean reward over the optimum and
