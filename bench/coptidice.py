@@ -23,8 +23,8 @@ reduced until margin and solution agree. For given limits b_i the dual is convex
 
 and both are solved at once by an interior-point method.
 
-Its authors' tabular experiments have alpha = 1/N, epsilon = 0.1/N for N trajectories. Pairs that the log does not show lead
-back to their state at the least reward and the largest costs of the log, and have the mass UNSEEN in d.
+Its authors' tabular experiments have alpha = 1/N, epsilon = 0.1/N for N trajectories. Pairs that the log does not show
+lead back to their state at the least reward and the largest costs of the log, and have the mass UNSEEN in d.
 """
 
 from __future__ import annotations
