@@ -28,10 +28,11 @@ def optimum(
     at_most: tuple[Sequence[Any], Sequence[Any]],
     upper: Array,
     time_limit: float = np.inf,
+    **options: Any,
 ) -> Optimum | None:
     """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h, approximately; None if the solver returns no point.
 
-    The arguments are those of `dpdl.models.linear_programs.optimum`. The solver cannot be stopped from outside: it runs
+    The arguments are those of `dpdl.models.linear_programs.optimum`, and options of HiGHS. The solver cannot be stopped from outside: it runs
     in a thread, which Ctrl-C leaves behind until its time limit ends it.
 
     Examples
@@ -52,22 +53,17 @@ def optimum(
     program.row_upper_ = np.append(b, h)
     program.a_matrix_.format_ = _highspy().MatrixFormat.kColwise
     program.a_matrix_.start_, program.a_matrix_.index_, program.a_matrix_.value_ = rows.indptr, rows.indices, rows.data
-    solution = _solved(program, time_limit)
+    solution = _solved(program, {"time_limit": min(time_limit, 1e9)} | options)
     y, duals = np.array(solution.col_value), np.array(solution.row_dual)
     if not (solution.value_valid and solution.dual_valid and np.isfinite(y).all() and np.isfinite(duals).all()):
         return None
     return Optimum(np.clip(y, 0, upper), duals[:n_equations], -duals[n_equations:])
 
 
-def _solved(program: Any, time_limit: float) -> Any:
+def _solved(program: Any, options: dict[str, Any]) -> Any:
     solver = _highspy().Highs()
     solver.silent()
-    options = {
-        "solver": "pdlp",
-        "pdlp_optimality_tolerance": _TOLERANCE,
-        "threads": 1,
-        "time_limit": min(time_limit, 1e9),
-    }
+    options = {"solver": "pdlp", "pdlp_optimality_tolerance": _TOLERANCE, "threads": 1} | options
     for name, value in options.items():
         solver.setOptionValue(name, value)
     solver.passModel(program)
