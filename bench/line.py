@@ -144,8 +144,8 @@ def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
     """The methods that are installed, by name."""
     found: dict[str, Callable[[Problem], Outcome | None]] = {}
     if find_spec("highspy"):
-        found["highs"] = partial(by_program, partial(pdlp.optimum, solver="ipm", run_crossover="off"))
-        found["pdlp"] = partial(by_program, partial(pdlp.optimum, pdlp_optimality_tolerance=ACCURACY))
+        found["highs"] = partial(by_program, partial(pdlp.optimum, apart=False, solver="ipm", run_crossover="off"))
+        found["pdlp"] = partial(by_program, partial(pdlp.optimum, apart=False, pdlp_optimality_tolerance=ACCURACY))
     if find_spec("ortools"):
         found["ortools"] = partial(by_program, ortools_optimum)
     found["planner"] = by_planner

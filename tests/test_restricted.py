@@ -12,15 +12,17 @@ from dpdl.models import linear_programs as programs
 from dpdl.models import restricted
 from problems import random_problem
 
-WAYS = ("lp", "large")
+WAYS = ("lp", "planner", "pdlp")
 
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """Solve all problems as small ones, or all as large ones."""
-    if request.param == "large":
+    """Solve all problems in one of the ways; the planner leaves those to PDLP in which many caps bind."""
+    if request.param != "lp":
         pytest.importorskip("highspy")
         monkeypatch.setattr(restricted, "LP_PAIRS", 0)
+    if request.param == "pdlp":
+        monkeypatch.setattr(restricted, "_MOST_CAPS", 0)
     return request.param
 
 
@@ -71,7 +73,7 @@ def test_psi_binds(make, way):
     mu = np.full(model.r.shape, 1 / model.r.size)
     half = max(1.0, model.concentrability(mu) / 2)
     assert check_against_the_linear_program(model, half, mu, 0.0, way) in ("optimal", "inaccurate")
-    assert restricted.plan(model, half, mu).bounds[1] < model.solve().reward
+    assert model.solve(psi=half, mu=mu, method="lp").reward < model.solve(method="lp").reward
 
 
 def test_multipliers_are_those_of_the_linear_program():
@@ -90,7 +92,8 @@ def test_without_psi_only_the_support_matters(way):
     mu = data(model, 0)
     mu[:, 1] = 0.0
     mu /= mu.sum()
-    found, best = restricted.plan(model, None, mu), model.solve(psi=1e9, mu=mu)
+    assert model.solve(psi=1e9, mu=mu).status == "optimal"
+    found, best = restricted.plan(model, None, mu), model.solve(psi=1e9, mu=mu, method="lp")
     assert not found.q.reshape(30, 4)[:, 1].any()
     assert found.bounds[0] <= best.reward + 1e-8
     assert found.bounds[1] >= best.reward - 1e-8
@@ -98,16 +101,18 @@ def test_without_psi_only_the_support_matters(way):
 
 def test_without_highspy_a_large_problem_says_what_to_install(monkeypatch):
     monkeypatch.setattr(restricted, "LP_PAIRS", 0)
+    monkeypatch.setattr(restricted, "_MOST_CAPS", 0)
     monkeypatch.setattr("dpdl.models.pdlp.find_spec", lambda name: None)
     model = garnet(40, 5, 2, rng=0)
     mu = np.full(model.r.shape, 1 / model.r.size)
     assert restricted.plan(model, 1000.0, mu).status == "optimal"
     with pytest.raises(ImportError, match=r"need highspy: pip install 'dpdl\[lp\]'"):
-        restricted.plan(model, 1.5, mu)
+        restricted.plan(model, 5.0, mu)
 
 
-def test_ctrl_c_ends_pdlp():
+def test_ctrl_c_ends_pdlp(monkeypatch):
     pytest.importorskip("highspy")
+    monkeypatch.setattr(restricted, "_MOST_CAPS", 0)
     model = ring(3000, rng=0)
     mu = np.full(model.r.shape, 1 / model.r.size)
     threading.Timer(0.5, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
@@ -125,3 +130,17 @@ def test_bad_input_is_named(psi, mu, message):
     model = garnet(1, 2, rng=0)
     with pytest.raises(ValueError, match=message):
         restricted.plan(model, psi, mu)
+
+
+def test_solve_goes_there_with_many_pairs(monkeypatch):
+    model = garnet(40, 5, 2, rng=0)
+    mu = np.full(model.r.shape, 1 / model.r.size)
+    monkeypatch.setattr(restricted, "LP_PAIRS", 100)
+    for psi in (5.0, 1.0):
+        best, found = model.solve(psi=psi, mu=mu, method="lp"), model.solve(psi=psi, mu=mu)
+        assert found.status == best.status
+        if best.status == "optimal":
+            assert best.reward * 0.999 <= found.reward <= best.reward + 1e-8
+            assert found.utilities.min() >= -1e-8
+            assert (1 - model.gamma) * found.occupancy.max() <= psi / 200 + 1e-8
+    assert best.status == "infeasible"

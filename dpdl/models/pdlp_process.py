@@ -12,31 +12,30 @@ from typing import Any
 import numpy as np
 
 
-def main() -> None:
-    """Solve the program that comes in."""
+def solved(given: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the unknowns and the multipliers of the rows; empty if there are none."""
     import highspy
 
-    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as given:
-        arrays = dict(given)
     program = highspy.HighsLp()
-    program.num_row_, program.num_col_ = len(arrays["row_lower"]), len(arrays["cost"])
-    program.col_cost_, program.col_lower_, program.col_upper_ = arrays["cost"], 0 * arrays["cost"], arrays["upper"]
-    program.row_lower_, program.row_upper_ = arrays["row_lower"], arrays["row_upper"]
+    program.num_row_, program.num_col_ = len(given["row_lower"]), len(given["cost"])
+    program.col_cost_, program.col_lower_, program.col_upper_ = given["cost"], 0 * given["cost"], given["upper"]
+    program.row_lower_, program.row_upper_ = given["row_lower"], given["row_upper"]
     matrix = program.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kColwise
-    matrix.start_, matrix.index_, matrix.value_ = arrays["indptr"], arrays["indices"], arrays["data"]
+    matrix.start_, matrix.index_, matrix.value_ = given["indptr"], given["indices"], given["data"]
     solver = highspy.Highs()
     solver.silent()
-    options: dict[str, Any] = json.loads(str(arrays["options"]))
-    for name, value in options.items():
+    for name, value in json.loads(str(given["options"])).items():
         solver.setOptionValue(name, value)
     solver.passModel(program)
     solver.run()
-    solution = solver.getSolution()
-    valid = solution.value_valid and solution.dual_valid
-    y, duals = (np.array(values if valid else [], np.float64) for values in (solution.col_value, solution.row_dual))
-    np.savez(sys.stdout.buffer, y=y, duals=duals)
+    found = solver.getSolution()
+    valid = found.value_valid and found.dual_valid
+    y, duals = (np.array(values if valid else [], np.float64) for values in (found.col_value, found.row_dual))
+    return y, duals
 
 
 if __name__ == "__main__":
-    main()
+    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as arrays:
+        answer = solved(dict(arrays))
+    np.savez(sys.stdout.buffer, y=answer[0], duals=answer[1])
