@@ -1,21 +1,17 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
-A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1), ``labels`` (null
-if there are none), ``units`` (null if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs``
-as s * n_actions + a, ``counts`` and ``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of
-the file with these 64 digits replaced by zeros. Python writes a double with as many digits as identify it, so that
-reading gives back the same bits.
+A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
+have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
+known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
+``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.sealed`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +23,12 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
 from dpdl.data.units import Units, parse_units
-from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
-from dpdl.files.headers import expect_names, is_sha256, parse_json
+from dpdl.files import sealed
+from dpdl.files.headers import expect_names
 from dpdl.policy import draw
 
-FORMAT, VERSION = "dpdl policy", 1
+FORMAT, VERSION = "dpdl policy", 2
+NAMES = {"labels", "units", "probabilities", "evidence"}
 
 
 class Evidence(NamedTuple):
@@ -165,10 +162,17 @@ class Policy(NDArrayOperatorsMixin):
     # Acting.
 
     def index(self, state: Any) -> int:
-        """Index of a state given by its label or index.
+        """Index of a state given by its label or index, or by an observation if the labels have a discretizer.
 
-        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers.
+        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers. An
+        observation is a list or array of numbers.
         """
+        if self._discretizes and _is_array(state):
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+            if many:
+                raise ValueError(f"one observation must have one dimension, got shape {np.shape(state)}")
+            return int(rows[0])
         if self.labels is None or (
             isinstance(state, (int, np.integer)) and kind_of(self.labels.states[0]) not in ("number", "bool")
         ):
@@ -182,7 +186,8 @@ class Policy(NDArrayOperatorsMixin):
         Parameters
         ----------
         state : label or index, or a list or array of them
-            As for `index`. A tuple is one label.
+            As for `index`. A tuple is one label. If the labels have a discretizer, a list or array is an observation,
+            shape (d,), or several, shape (n, d).
         rng : None, int or numpy.random.Generator, optional
             One uniform number is consumed per state, in order.
 
@@ -196,8 +201,11 @@ class Policy(NDArrayOperatorsMixin):
         >>> Policy([[1.0, 0.0], [0.0, 1.0]]).act([0, 1, 1])
         array([0, 1, 1])
         """
-        many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
-        if many and self.labels is None:
+        many = _is_array(state)
+        if many and self._discretizes:
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+        elif many and self.labels is None:
             rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
         else:
             rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
@@ -205,6 +213,10 @@ class Policy(NDArrayOperatorsMixin):
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
         return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
+
+    @property
+    def _discretizes(self) -> bool:
+        return self.labels is not None and self.labels.discretizer is not None
 
     @cached_property
     def _cumulative(self) -> Array:
@@ -282,31 +294,18 @@ class Policy(NDArrayOperatorsMixin):
         >>> again.tolist()
         [[0.1, 0.9]]
         """
-        target = Path(os.path.realpath(check.path("path", path)))
-        if target.is_dir():
-            refuse(target, "it is a folder, and a policy is a file")
-        if not check.flag("overwrite", overwrite) and os.path.lexists(target):
-            refuse(target, "it exists already; pass overwrite=True to replace it")
-        blank, known = "0" * 64, self.evidence
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
+        version = VERSION if self._discretizes else 1
+        sealed.write(path, {"format": FORMAT, "version": version} | self.to_json(), overwrite=overwrite)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a file holds of the policy, as JSON can hold it, for `from_json`."""
+        known = self.evidence
+        return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "units": None if self.units is None else self.units.to_json(),
             "probabilities": self.probabilities.tolist(),
             "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
-            "checksum": blank,
         }
-        raw = (json.dumps(content, allow_nan=False) + "\n").encode("ascii")
-        raw = raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
-        remove_leftovers(target)
-        with naming_the_target(target), temporary_file(target) as temporary:
-            with open(temporary, "xb") as file:
-                lock(file.fileno())
-                file.write(raw)
-            sync(temporary)
-            os.replace(temporary, target)
-            sync(target.parent)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -314,23 +313,14 @@ class Policy(NDArrayOperatorsMixin):
         where = check.path("path", path)
         raw = where.read_bytes()
         try:
-            return cls._parsed(raw)
+            return cls.from_json(sealed.parse(raw, FORMAT, (1, VERSION), NAMES))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
     @classmethod
-    def _parsed(cls, raw: bytes) -> Policy:
-        content = parse_json(raw)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError("it is not a dpdl policy")
-        if content.get("version") != VERSION:
-            raise ValueError(f"its version is {content.get('version')!r:.200}, and this dpdl reads version {VERSION}")
-        checksum = str(content.get("checksum"))
-        blank = raw.replace(checksum.encode(), b"0" * 64)
-        if not is_sha256(checksum) or hashlib.sha256(blank).hexdigest() != checksum:
-            raise ValueError("its checksum is wrong: the file is damaged")
-        names = {"format", "version", "labels", "units", "probabilities", "evidence", "checksum"}
-        expect_names("the policy", content, names)
+    def from_json(cls, content: dict[str, Any]) -> Policy:
+        """Check what `to_json` returned, and make the policy of it."""
+        expect_names("the policy", content, NAMES)
         labels, units, evidence = content["labels"], content["units"], content["evidence"]
         if evidence is not None:
             expect_names("evidence", evidence, set(Evidence._fields))
@@ -342,6 +332,10 @@ class Policy(NDArrayOperatorsMixin):
         )
         policy.evidence  # noqa: B018  checks it
         return policy
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, list) or (hasattr(value, "__array__") and np.ndim(value) > 0)
 
 
 @dataclass(frozen=True, repr=False)

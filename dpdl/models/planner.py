@@ -198,6 +198,50 @@ def slater_bounds(
         return _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits, line).slater(accuracy)
 
 
+class Planner:
+    """Plans of one model for many margins: the policies that were found for one are columns for the next.
+
+    Parameters
+    ----------
+    model, tol, allowed, time_limit
+        As for `plan`; the time limit is for all plans together.
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> planner = Planner(one_state)
+    >>> [round(planner.plan([kappa]).reward, 6) for kappa in (0.0, 1.0)], round(planner.most_careful([0.0]).reward, 6)
+    ([1.0, 0.5], 0.0)
+    """
+
+    def __init__(
+        self, model: Model, tol: float = 1e-3, *, allowed: ArrayLike | None = None, time_limit: float | None = None
+    ) -> None:
+        self._model = model
+        tol, seconds = check.real("tol", tol, at_least=0), check.seconds("time_limit", time_limit)
+        self._limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
+        self._planner = _Planner(model, 0.0, tol, _mask(allowed, model.r.shape), self._limits, StatusLine())
+
+    def _begin(self, kappa: ArrayLike) -> _Planner:
+        margins = check.numbers_array("kappa", kappa, shape=(self._model.n_utilities,))
+        self._planner.begin((1 - self._model.gamma) * margins)
+        return self._planner
+
+    def plan(self, kappa: ArrayLike) -> Plan:
+        """Find the best policy with J^u_i >= kappa[i] for every i."""
+        planner = self._begin(kappa)
+        with planner.line:
+            return planner.plan()
+
+    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Plan:
+        """Find the policy with the largest least margin J^u_i - kappa[i]; the status is "limit"."""
+        planner = self._begin(kappa)
+        with planner.line:
+            planner.slater(accuracy)
+            return planner.finish("limit")
+
+
 def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     if allowed is None:
         return None
@@ -274,44 +318,50 @@ class _Planner:
     def __init__(
         self,
         model: Model,
-        kappa: float,
+        kappa: Array | float,
         tol: float,
         allowed: NDArray[np.bool_] | None,
         limits: _Limits,
         line: StatusLine,
         at_most: tuple[Array, Array] | None = None,
     ) -> None:
-        self.model, self.kappa, self.limits, self.line = model, kappa, limits, line
+        self.model, self.limits, self.line, self.tol = model, limits, line, tol
         self.at_most = at_most or (np.empty((0, model.r.size)), np.empty(0))
         self.unit, self.rows = 1 - model.gamma, Rows.of(model, allowed)
         self._add_rows()
         self.pricing, self.columns = Pricing(self.rows), list[_Column]()
-        self.n_utilities, self.n_iterations, self.room = len(self.rows.gains) - 1, 0, 0.0
+        self.n_utilities, self.n_iterations = len(self.rows.gains) - 1, 0
+        self.begin(kappa)
+
+    def begin(self, kappa: Array | float) -> None:
+        """Ask for other margins; the columns that were found stay."""
+        margins = np.broadcast_to(kappa, len(self.model.u))
+        self.kappa, self.room = np.append(margins, np.zeros(self.n_utilities - len(margins))), 0.0
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(1, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown)
-        self.reward = _Phase(2, np.append(1.0, none), unknown, tol)
+        self.reward = _Phase(2, np.append(1.0, none), unknown, self.tol)
 
     def _add_rows(self) -> None:
-        """Turn rows.q <= limits into utilities of at least kappa; `ends` is a gain with value one for every policy."""
+        """Turn rows.q <= limits into utilities >= 0; `ends` is a gain with value one for every policy."""
         rows, limits = self.at_most
         if len(limits):
             sure = self.rows.ends / self.unit
-            gains = np.outer(self.kappa + limits, sure) - rows[:, self.rows.pairs]
+            gains = np.outer(limits, sure) - rows[:, self.rows.pairs]
             self.rows = replace(self.rows, gains=np.concatenate([self.rows.gains, gains]))
 
     def plan(self) -> Plan:
         """Run both phases."""
         try:
             first = self._price(self.reward, self.reward.prices)
-            if self.n_utilities and (first.values - first.error)[1:].min() < self.kappa:
+            if self.n_utilities and ((first.values - first.error)[1:] - self.kappa).min() < 0:
                 self._generate(self.margin, self._feasibility_is_clear)
                 if self.margin.upper < -TOLERANCE:
-                    return self._result("infeasible")
+                    return self.finish("infeasible")
                 self.room = max(0.0, -self.margin.lower)
             self._generate(self.reward, self.reward.closed)
         except _Stop as stop:
-            return self._result(str(stop))
-        return self._result("optimal")
+            return self.finish(str(stop))
+        return self.finish("optimal")
 
     def slater(self, accuracy: float) -> tuple[float, float]:
         """Run phase one until its bounds are this close."""
@@ -358,7 +408,7 @@ class _Planner:
 
     def _price(self, phase: _Phase, prices: Array) -> _Column:
         """Add the column that is best at these prices, and take the upper bound that it gives if that is better."""
-        charge = self.kappa * float(prices[1:].sum())
+        charge = float(self.kappa @ prices[1:])
 
         def enough(low: float, high: float) -> bool:
             self._check_time()
@@ -402,7 +452,7 @@ class _Planner:
         """Solve the master program of a phase; the values of the columns enter less their errors."""
         self.n_iterations += 1
         worst = np.array([column.values - column.error for column in self.columns])
-        rewards, rows, one = worst[:, 0], self.kappa - worst[:, 1:].T, float(phase is self.margin)
+        rewards, rows, one = worst[:, 0], self.kappa[:, None] - worst[:, 1:].T, float(phase is self.margin)
         size = max(float(np.ptp(rewards)), TOLERANCE)
         sizes = np.maximum(abs(rows).max(axis=1), TOLERANCE)  # HiGHS's tolerances are absolute
         scaled = rows / sizes[:, None]
@@ -433,9 +483,16 @@ class _Planner:
         if time.monotonic() >= self.limits.deadline:
             raise _Stop("limit")
 
+    def _slater(self) -> tuple[float, float]:
+        """Bounds of the Slater constant by those of the least margin."""
+        margins = self.kappa[: len(self.model.u)]
+        least, most = (margins.min(), margins.max()) if len(margins) else (0.0, 0.0)
+        most = np.inf if len(self.at_most[1]) else most  # phase one is about further rows as well
+        return float(self.margin.lower + least), float(self.margin.upper + most)
+
     def _report(self, phase: _Phase) -> None:
         bounds = np.array([phase.lower, phase.upper])
-        low, high = bounds + self.kappa if phase is self.margin else bounds / self.unit
+        low, high = self._slater() if phase is self.margin else bounds / self.unit
         if self.line.is_due():
             what = "Slater constant" if phase is self.margin else "reward"
             self.line.draw(f"planning: {len(self.columns)} policies, {what} between {low:.6g} and {high:.6g}")
@@ -446,7 +503,7 @@ class _Planner:
         except StopIteration:
             raise _Stop("limit") from None
 
-    def _result(self, status: str) -> Plan:
+    def finish(self, status: str) -> Plan:
         shape, infeasible = self.model.r.shape, status == "infeasible"
         phase = self.margin if infeasible else self.reward
         occupancy = policy = np.full(shape, np.nan)
@@ -457,9 +514,9 @@ class _Planner:
             occupancy, policy, error = self._mixed(weights)
             reward = float(np.vdot(occupancy, self.model.r))
             utilities = np.einsum("isa,sa->i", self.model.u, occupancy)
-            safe = self.unit * (utilities.min(initial=np.inf) + error) >= self.kappa - TOLERANCE
-            over = self.unit * (rows @ occupancy.ravel() - error) - limits
-            safe = safe and over.max(initial=-np.inf) <= TOLERANCE
+            left = limits - self.unit * (rows @ occupancy.ravel() - error)
+            kept = np.append(self.unit * (utilities + error) - self.kappa[:n], left)
+            safe = kept.min(initial=np.inf) >= -TOLERANCE
             lower = reward - error if safe else -np.inf
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
@@ -473,8 +530,8 @@ class _Planner:
             lower=lower,
             upper=np.nan if infeasible else self.reward.upper / self.unit,
             lam=phase.prices[1 : n + 1],
-            V=phase.V - float(phase.prices[n + 1 :] @ (self.kappa + limits)) / self.unit,
-            slater=(self.margin.lower + self.kappa, self.margin.upper + self.kappa),
+            V=phase.V - float(phase.prices[n + 1 :] @ limits) / self.unit,
+            slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,
             n_passes=self.pricing.n_passes,
