@@ -5,7 +5,7 @@ Candidates are the best policies of the posterior mean model at a margin, with p
 that hold, the policy with the largest lower bound of its reward is the answer.
 
 Choosing on the log that certifies flatters the choice. Three things pay for that: the posterior mean, which draws
-rarely seen pairs back; pessimism; and half of delta, which the certificate keeps back. That this is enough was found by
+rarely seen pairs back; pessimism; and two thirds of delta, which the certificate keeps back. That this is enough was found by
 experiment (`python bench/safety.py`). With method="finite" nothing is left to experiment: policies are chosen on the
 first half of the log and tested on the second, the most careful first, until one fails.
 """
