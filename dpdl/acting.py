@@ -3,7 +3,7 @@
 A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
 have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
 known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
-``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.sealed`.
+``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
 from dpdl.data.units import Units, parse_units
-from dpdl.files import sealed
-from dpdl.files.headers import expect_names
+from dpdl.files.atomic import replacing_file
+from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
 
 FORMAT, VERSION = "dpdl policy", 2
@@ -294,8 +294,8 @@ class Policy(NDArrayOperatorsMixin):
         >>> again.tolist()
         [[0.1, 0.9]]
         """
-        version = VERSION if self._discretizes else 1
-        sealed.write(path, {"format": FORMAT, "version": version} | self.to_json(), overwrite=overwrite)
+        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
+            file.write(seal(FORMAT, VERSION if self._discretizes else 1, self.to_json()))
 
     def to_json(self) -> dict[str, Any]:
         """Return what a file holds of the policy, as JSON can hold it, for `from_json`."""
@@ -313,7 +313,7 @@ class Policy(NDArrayOperatorsMixin):
         where = check.path("path", path)
         raw = where.read_bytes()
         try:
-            return cls.from_json(sealed.parse(raw, FORMAT, (1, VERSION), NAMES))
+            return cls.from_json(unseal(raw, FORMAT, VERSION)[1])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 

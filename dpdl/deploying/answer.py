@@ -1,6 +1,6 @@
 """Answers to "which policy may I deploy?": a certified policy, or why there is none.
 
-A saved answer is one JSON file (`dpdl.files.sealed`): ``format`` ("dpdl answer"), ``version`` (1), ``status``,
+A saved answer is one JSON file (`dpdl.files.headers.seal`): ``format`` ("dpdl answer"), ``version`` (1), ``status``,
 ``message``, ``policy`` (null, or what a saved policy holds), ``certificate``, ``coverage``, ``candidates``, ``needed``,
 ``notes``, ``settings`` and ``checksum``.
 """
@@ -18,8 +18,8 @@ from dpdl import _validation as check
 from dpdl.acting import Policy
 from dpdl.deploying.certificate import Certificate
 from dpdl.deploying.coverage import Coverage
-from dpdl.files import sealed
-from dpdl.files.headers import expect_names
+from dpdl.files.atomic import replacing_file
+from dpdl.files.headers import expect_names, seal, unseal
 
 FORMAT, VERSION = "dpdl answer", 1
 
@@ -138,8 +138,6 @@ class Answer:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the answer to one file, for `load`; the format is documented in `dpdl.deploying.answer`."""
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             "status": self.status.name,
             "message": self.message,
             "policy": None if self.policy is None else self.policy.to_json(),
@@ -150,7 +148,8 @@ class Answer:
             "notes": list(self.notes),
             "settings": self.settings,
         }
-        sealed.write(path, content, overwrite=overwrite)
+        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
+            file.write(seal(FORMAT, VERSION, content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Answer:
@@ -158,12 +157,13 @@ class Answer:
         where = check.path("path", path)
         raw = where.read_bytes()
         try:
-            return cls._parsed(sealed.parse(raw, FORMAT, (VERSION,), set(cls.__dataclass_fields__)))
+            return cls._parsed(unseal(raw, FORMAT, VERSION)[1])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Answer:
+        expect_names("the answer", content, set(cls.__dataclass_fields__))
         status = AnswerStatus[check.choice("status", content["status"], tuple(AnswerStatus.__members__))]
         policy, needed = content["policy"], content["needed"]
         if (policy is not None) != (status is AnswerStatus.CERTIFIED):

@@ -101,7 +101,7 @@ class Coverage:
         """Check what `to_json` returned, and make the coverage of it."""
         expect_names("coverage", content, set(cls.__dataclass_fields__))
         whole = ("n_transitions", "n_episodes", "n_states", "n_actions", "n_pairs", "n_states_seen")
-        numbers = {name: check.whole(name, content[name]) for name in whole}
+        numbers: dict[str, Any] = {name: check.whole(name, content[name]) for name in whole}
         for name in ("effective", "unseen"):
             numbers[name] = None if content[name] is None else check.real(name, content[name], at_least=0)
         psi = content["psi"]

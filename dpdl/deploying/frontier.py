@@ -131,11 +131,11 @@ def frontier(
     if limits is None:
         plans = Plans(posterior, start, 0.0)
         far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
-        extremes = (plans.best(with_limit(far))[1], plans.most_careful(certifier.thresholds))
-        totals = np.linspace(*(posterior.value(policy).J[1 + i] for policy in extremes), POINTS)
+        free, careful = plans.best(with_limit(far))[1], plans.most_careful(certifier.thresholds)
+        totals = np.linspace(posterior.value(free).J[1 + i], posterior.value(careful).J[1 + i], POINTS)
     else:
         totals = sign * np.atleast_1d(check.numbers_array("limits", limits)) / share
-    points = []
+    points: list[Point] = []
     with StatusLine() as line:
         for total in sorted(totals, reverse=sign > 0):
             if line.is_due():
