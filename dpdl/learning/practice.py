@@ -34,10 +34,14 @@ from dpdl.models.plug_in import plug_in
 
 #: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
 LEAST_PSI, MOST_PSI = 4.0, 300.0
-LEAST_SLATER, MARGIN = 1e-3, 0.05
+LEAST_SLATER, MARGIN = 1e-3, 0.01
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
+#: Steps in natural units; see above.
+STEP_X, STEP_V, STEP_LAM = 0.05, 2.8e-4, 0.005
 #: Share of mu_hat/(1-gamma) in the starting point, and the least multiplier in it.
 MIXED, LEAST_LAM = 1e-4, 0.01
+#: Plans that are kept for each log: those of psi and kappa that a run, its start and its defaults need.
+KNOWN_PLANS = 4
 #: Linear programs of the plug-in model are solved up to this many pairs; beyond, and without caps from fewer pairs on,
 #: the planner finds the plan, to this relative gap.
 LP_PAIRS, PLANNER_PAIRS, PLAN_GAP = 10_000, 2_000, 1e-3
@@ -98,12 +102,31 @@ def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None
     return found if found is not None and found.margin < -shown else None
 
 
+_PLANS: WeakKeyDictionary[Dataset, dict[tuple[float, bytes, float | None, float], Plan | None]] = WeakKeyDictionary()
+
+
 def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kappa: float = 0.0) -> Plan | None:
     """Return a saddle point of the plug-in problem; None if there is none, or it could not be found."""
+    key, known = (gamma, initial.tobytes(), psi, kappa), _PLANS.setdefault(dataset, {})
+    if key in known:
+        return known[key]
     model = plug_in(dataset, gamma, initial)
-    if model.r.size > (LP_PAIRS if psi is not None else PLANNER_PAIRS):
-        return _planned(model, dataset, kappa)
-    closed, mu = model.closed(), dataset.frequencies
+    if psi is None:
+        found = _planned(model, dataset, kappa) if model.r.size > PLANNER_PAIRS else _solved(model, dataset, None, kappa)
+    else:
+        found = plan(dataset, gamma, initial, None, kappa)  # the answer if psi does not bind
+        binds = found is not None and (found.q > psi * dataset.frequencies.ravel()).any()
+        if binds and model.r.size <= LP_PAIRS:
+            found = _solved(model, dataset, psi, kappa)
+    while len(known) >= KNOWN_PLANS:
+        known.pop(next(iter(known)))
+    known[key] = found
+    return found
+
+
+def _solved(model: CMDP, dataset: Dataset, psi: float | None, kappa: float) -> Plan | None:
+    """The plan by a linear program."""
+    gamma, closed, mu = model.gamma, model.closed(), dataset.frequencies
     caps = programs.region(closed, psi if psi is not None else np.inf, mu)
     program = programs.largest_reward(closed, (1 - gamma) * kappa, caps)
     found = programs.propose(program)
@@ -132,28 +155,26 @@ def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[st
     gamma, n = float(given["gamma"]), len(dataset.pairs)
     found: dict[str, Any] = {"profile": "practice", "eta": 1.0, "floor": 0.1 / len(dataset)}
     found["order"] = "shuffle" if len(dataset) <= INT32_MAX else "replacement"  # more cannot be shuffled
-    found["alpha_x"] = n / 0.05
-    found["alpha_V"] = dataset.n_actions / (2.8e-3 * (1 - gamma))
-    found["alpha_lam"] = 1 / (0.05 * (1 - gamma))
     careful = most_careful(dataset, gamma, initial)
     if "slater" not in given:
         found["slater"] = 0.5 if careful is None else min(1.0, max(LEAST_SLATER, careful.margin / 2))
     if "kappa" not in given and "eps" not in given and careful is not None:
         found["kappa"] = MARGIN * max(0.0, careful.margin) / (1 - gamma)
+    aim = plan(dataset, gamma, initial, given.get("psi"), float(given.get("kappa", found.get("kappa", 0.0)) or 0.0))
+    found["alpha_x"] = n / STEP_X
+    found["alpha_V"] = dataset.n_actions / (STEP_V * (1 - gamma))
+    found["alpha_lam"] = (1 + (0.0 if aim is None else float(aim.lam.sum()))) / (STEP_LAM * (1 - gamma))
     if "psi" not in given:
-        found["psi"] = _needed_psi(dataset, gamma, initial)
+        found["psi"] = MOST_PSI if aim is None else _generous_psi(dataset, aim)
     if "T" not in given and "eps" not in given:
         found["T"] = int(min(MOST_STEPS, max(LEAST_STEPS, VISITS * n)))
     return found | given
 
 
-def _needed_psi(dataset: Dataset, gamma: float, initial: Array) -> float:
-    """Return twice the deviation of the best safe policy of the plug-in model, within the bounds of psi."""
-    found = plan(dataset, gamma, initial, None)
-    if found is None:
-        return MOST_PSI
+def _generous_psi(dataset: Dataset, aim: Plan) -> float:
+    """Return twice the deviation of a plan, within the bounds of psi."""
     mu = dataset.pair_counts / len(dataset)
-    return float(np.clip(2 * (found.q[dataset.pairs] / mu).max(), LEAST_PSI, MOST_PSI))
+    return float(np.clip(2 * (aim.q[dataset.pairs] / mu).max(), LEAST_PSI, MOST_PSI))
 
 
 def start(dataset: Dataset, gamma: float, initial: Array, psi: float, kappa: float) -> Plan | None:
