@@ -25,7 +25,7 @@ from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import INT32_MAX
-from dpdl.models import certified, planner
+from dpdl.models import certified, planner, restricted
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import MOST_PAIRS, TOLERANCE, tolerances
@@ -34,7 +34,7 @@ from dpdl.models.plug_in import plug_in
 
 #: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
 LEAST_PSI, MOST_PSI = 4.0, 300.0
-LEAST_SLATER, MARGIN = 1e-3, 0.01
+LEAST_SLATER, MARGIN = 1e-3, 0.005
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
 #: Steps in natural units; see above.
 STEP_X, STEP_V, STEP_LAM = 0.05, 2.8e-4, 0.005
@@ -42,9 +42,10 @@ STEP_X, STEP_V, STEP_LAM = 0.05, 2.8e-4, 0.005
 MIXED, LEAST_LAM = 1e-4, 0.01
 #: Plans that are kept for each log: those of psi and kappa that a run, its start and its defaults need.
 KNOWN_PLANS = 4
-#: Linear programs of the plug-in model are solved up to this many pairs; beyond, and without caps from fewer pairs on,
-#: the planner finds the plan, to this relative gap.
-LP_PAIRS, PLANNER_PAIRS, PLAN_GAP = 10_000, 2_000, 1e-3
+#: The best worst utility is found by a linear program up to this many pairs, and by the planner beyond.
+LP_PAIRS = 10_000
+#: Relative gap of a plan.
+PLAN_GAP = 1e-3
 
 
 class Careful(NamedTuple):
@@ -110,44 +111,27 @@ def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kapp
     key, known = (gamma, initial.tobytes(), psi, kappa), _PLANS.setdefault(dataset, {})
     if key in known:
         return known[key]
-    model = plug_in(dataset, gamma, initial)
-    if psi is None:
-        found = _planned(model, dataset, kappa) if model.r.size > PLANNER_PAIRS else _solved(model, dataset, None, kappa)
-    else:
-        found = plan(dataset, gamma, initial, None, kappa)  # the answer if psi does not bind
-        binds = found is not None and (found.q > psi * dataset.frequencies.ravel()).any()
-        if binds and model.r.size <= LP_PAIRS:
-            found = _solved(model, dataset, psi, kappa)
+    found = None
+    if psi is not None:  # the plan for any psi is the answer, unless it lies beyond the caps
+        found = plan(dataset, gamma, initial, None, kappa)
+        if found is not None and (found.q > psi * dataset.frequencies.ravel()).any():
+            found = None
+    if found is None:
+        found = _plan(dataset, plug_in(dataset, gamma, initial), psi, kappa)
     while len(known) >= KNOWN_PLANS:
         known.pop(next(iter(known)))
     known[key] = found
     return found
 
 
-def _solved(model: CMDP, dataset: Dataset, psi: float | None, kappa: float) -> Plan | None:
-    """The plan by a linear program."""
-    gamma, closed, mu = model.gamma, model.closed(), dataset.frequencies
-    caps = programs.region(closed, psi if psi is not None else np.inf, mu)
-    program = programs.largest_reward(closed, (1 - gamma) * kappa, caps)
-    found = programs.propose(program)
-    if found is None:
+def _plan(dataset: Dataset, model: CMDP, psi: float | None, kappa: float) -> Plan | None:
+    try:
+        found = restricted.plan(model, psi, dataset.frequencies, kappa, tol=PLAN_GAP)
+    except ImportError:  # the caps of a large model need an optional package; without it the start is cut to them
+        found = restricted.plan(model, None, dataset.frequencies, kappa, tol=PLAN_GAP)
+    if not np.isfinite(found.q).all():
         return None
-    lam = np.maximum(found.w[: model.n_utilities], 0.0)
-    # HiGHS's V is determined up to a constant: the multiplier of sum q = 1, the gain at which the caps are filled.
-    gain = program.gain - programs.value_drop(closed, found.V) + lam @ closed.u.reshape(len(lam), closed.r.size)
-    order = np.argsort(-gain)
-    critical = int(np.searchsorted(np.cumsum(np.minimum(caps[order], 1.0)), 1.0 - 1e-9))
-    V = found.V + gain[order][min(critical, len(order) - 1)] / (1 - gamma)
-    return Plan(found.q[: model.r.size], V[: model.n_states], lam)
-
-
-def _planned(model: CMDP, dataset: Dataset, kappa: float) -> Plan | None:
-    """The plan without caps, over the actions that the log shows, for a model that is large for a linear program."""
-    seen = dataset.frequencies > 0
-    found = planner.plan(model, kappa, tol=PLAN_GAP, allowed=seen | ~seen.any(axis=1, keepdims=True))
-    if not np.isfinite(found.reward):
-        return None
-    return Plan((1 - model.gamma) * found.occupancy.ravel(), found.V, found.lam)
+    return Plan(found.q, found.V, np.maximum(found.lam, 0.0))
 
 
 def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[str, Any]:
