@@ -301,8 +301,10 @@ class Result:
     @cached_property
     def policy(self) -> Policy:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
-        practical = self.settings.profile == "practice" and self.log is not None
-        table = policies.from_occupancy(without_noise(self.x_mean, self.log) if practical else self.x_mean)
+        x = self.x_mean
+        if self.settings.profile == "practice" and self.log is not None:
+            x = without_noise(x, self.log)
+        table = policies.from_occupancy(x)
         return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
 
     def _evidence(self) -> Evidence:

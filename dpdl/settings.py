@@ -151,7 +151,9 @@ class Settings:
         check.choice("order", self.order, ORDERS)
         check.choice("profile", self.profile, PROFILES)
         if self.tol is not None and self.profile != "practice":
-            raise ValueError(f"tol = {self.tol:g} needs profile 'practice': Algorithm 1 as the paper states it takes T steps")
+            raise ValueError(
+                f"tol = {self.tol:g} needs profile 'practice': Algorithm 1 as the paper states it takes T steps"
+            )
         # No utility exceeds 1/(1-gamma) in discounted sum.
         if self.kappa is not None:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))

@@ -205,7 +205,8 @@ def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any
     content = {name: getattr(phase, name) for name in _PHASE}
     past, best = phase.past, phase.best
     figures = [phase.weight]
-    arrays = {"phase_past": np.zeros(len(_core.COUNTERS), dtype=np.int64) if past is None else past}
+    none = np.zeros(len(_core.COUNTERS), dtype=np.int64)
+    arrays: dict[str, NDArray[Any]] = {"phase_past": none if past is None else past}
     if best is not None:
         content |= {"found_in": best.phase, "kept": best.kept}
         figures += [getattr(best, name) for name in _FIGURES]
@@ -217,21 +218,21 @@ def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layo
     """The phase of a checkpoint with a blank core; what belongs to the phase is taken out of the arrays."""
     sizes = (len(layout.coordinates.c), layout.dataset.n_states, layout.dataset.n_utilities)
     sampler = layout.sampler(generator_from_json(header["generator"]))
-    blank = [np.zeros(size) for size in sizes]
+    blank = np.zeros(sizes[0]), np.zeros(sizes[1]), np.zeros(sizes[2])
     if (layout.settings.profile == "practice") != (_PRACTICE in header):
         raise ValueError("a phase belongs to a run in practice, and to no other")
     if _PRACTICE not in header:
         return Phase(_core.LazyCore(layout, sampler, *blank))
     content, last = dict(header[_PRACTICE]), (0, *phases.ends(layout))
     number = check.whole("phase number", content.pop("number"), at_most=len(last) - 2)
-    halvings = check.whole("halvings", content.pop("halvings"), at_most=number)
+    halvings = check.whole("halvings", content.pop("halvings"), at_most=2 * number)
     is_over = check.flag("is_over", content.pop("is_over"))
     past, figures = arrays.pop("phase_past"), arrays.pop("phase_figures")
     state.check_past(past, last[number])
     check.numbers_array("phase_figures", figures, shape=(4 if content else 1,))
     best = None
     if content:
-        point = [arrays.pop(f"best_{name}") for name in ("x", "V", "lam")]
+        point = arrays.pop("best_x"), arrays.pop("best_V"), arrays.pop("best_lam")
         state.check_point(layout, *point)
         merit, bound, reward = map(float, figures[1:])
         found_in = check.whole("found_in", content.pop("found_in"), at_most=number + is_over)

@@ -1,16 +1,17 @@
-"""Phases of a run in practice: each starts at the best point found so far, with smaller steps, and takes longer.
+"""Phases of a run in practice: each starts at the best point found so far, and takes longer than the one before.
 
 At constant steps the averages of DPDL come to within a noise of the saddle point that the steps determine; a phase that
 starts there with smaller ones comes closer. A phase is an ordinary run: its layout has its own eta and T, and its core
 starts at its own point. In between, the averages are judged on the plug-in model of the log, in a few sparse passes:
 
     merit    what the policy earns, less a penalty for what it lacks in utility (of the margin kappa) and for the time
-             that it spends beyond the caps of psi
+             that it spends beyond the caps of psi; a policy that keeps the constraints is better than any that does not
     bound    what no safe policy within psi of the data exceeds, by weak duality (`dpdl.models.judgement`)
 
-The x of the highest merit and the duals of the least bound, of the start and of all phases, are the result and the start
-of the next phase, so that the result is never worse on the plug-in model than the start. Steps are halved unless the
-gap, bound less merit, was. Models that are too large to be judged go on from the averages with steps halved.
+The better x and the duals of the least bound, of the start and of all phases, are the result and the start of the next
+phase, so that the result is never worse on the plug-in model than the start. The first steps are bold: they are kept
+while they halve the gap, bound less merit, and are halved if they reduce it less, quartered if not at all. Models that
+are too large to be judged go on from the averages with steps halved.
 
 The theory knows one phase of T steps; there nothing is judged.
 """
@@ -33,11 +34,11 @@ from dpdl.models.plug_in import plug_in
 from dpdl.result import without_noise
 
 #: Phases of a run, at most; each takes this many times as long as the one before, the first at least this many visits.
-PHASES, GROWTH, LEAST_VISITS = 5, 1.6, 10
+PHASES, GROWTH, LEAST_VISITS = 8, 1.3, 10
 
 
 class Best(NamedTuple):
-    """The best point so far: the x of the highest merit, the duals of the least bound.
+    """The best point so far: a safe x of the highest merit, or any if none is safe; the duals of the least bound.
 
     Attributes
     ----------
@@ -68,7 +69,7 @@ class Best(NamedTuple):
 
     def merged(self, other: Best) -> Best:
         """The better x and the better duals of two points; this one's where they are equal."""
-        primal = other if other.merit > self.merit else self
+        primal = other if (other.kept, other.merit) > (self.kept, self.merit) else self
         dual = other if other.bound < self.bound else self
         return primal._replace(V=dual.V, lam=dual.lam, bound=dual.bound)
 
@@ -105,18 +106,26 @@ class Phase:
 
 
 def ends(layout: Layout) -> tuple[int, ...]:
-    """Return the numbers of steps at which the phases of a run end; the last one is T.
+    """Return the numbers of steps at which the phases of a run end; the last one is T."""
+    return schedule(layout.settings.T, len(layout.descent.pairs), layout.settings.profile)
+
+
+def schedule(T: int, n_pairs: int, profile: str) -> tuple[int, ...]:
+    """Return the ends of the phases of T steps over a number of visited pairs.
 
     Examples
     --------
-    >>> [round(10_000 * (1.6**k - 1) / (1.6**5 - 1)) for k in range(1, 6)]
-    [632, 1645, 3264, 5855, 10000]
+    >>> schedule(10_000, 10, "practice")
+    (419, 964, 1672, 2594, 3791, 5348, 7372, 10000)
+    >>> schedule(10_000, 10, "theory")
+    (10000,)
     """
-    T, least = layout.settings.T, LEAST_VISITS * len(layout.coordinates.pairs)
-    if layout.settings.profile != "practice":
+    if profile != "practice":
         return (T,)
-    n = max([k for k in range(1, PHASES + 1) if T * (GROWTH - 1) >= least * (GROWTH**k - 1)], default=1)
-    return tuple(round(T * ((GROWTH**k - 1) / (GROWTH**n - 1))) for k in range(1, n)) + (T,)
+    # k phases, the first of length L, take L (GROWTH^k - 1)/(GROWTH - 1) steps.
+    shares = [GROWTH**k - 1 for k in range(1, PHASES + 1)]
+    n = max([k for k, share in enumerate(shares, 1) if T * shares[0] >= LEAST_VISITS * n_pairs * share], default=1)
+    return (*(round(T * (share / shares[n - 1])) for share in shares[: n - 1]), T)
 
 
 def layout_of(layout: Layout, number: int, halvings: int) -> Layout:
@@ -153,14 +162,13 @@ def settled(phase: Phase, layout: Layout) -> Phase:
     core, number = phase.core, phase.number
     if core.n_steps < core.layout.settings.T:
         return phase
-    point, before, halve = core.means, phase.best, True
+    point, before, halvings = core.means, phase.best, phase.halvings + 1
     if before is not None:
         best = before.merged(judge(layout, point, phase.weight, number + 1))
         phase, point = replace(phase, best=best), (best.x, best.V, best.lam)
-        halve = not best.gap <= 0.5 * before.gap
+        halvings = phase.halvings + (0 if best.gap <= 0.5 * before.gap else 1 if best.gap < before.gap else 2)
     if number + 1 == len(ends(layout)):
         return replace(phase, is_over=True)
-    halvings = phase.halvings + halve
     inside = layout_of(layout, number + 1, halvings)
     return replace(
         phase,

@@ -1,17 +1,30 @@
 """Defaults found from the data: what `learn` does when it is told no more than a log and a discount.
 
-The theorem's parameters ask for budgets that no log has. In practice a run starts from a saddle point of the plug-in
-problem and takes small steps in natural units over reshuffled rows. None of this is the paper's, and no theorem covers
-it: the answer is judged on the plug-in model instead (`dpdl.models.judgement`).
+**The paper's** (``profile="theory"``): the step, its feasible sets, averages over all iterates, and the parameters,
+start and number of steps of Theorem 4.1. It needs no model of the log, memory and time of a step do not grow with the
+number of pairs, and its conclusion is a theorem; but the theorem asks for budgets that no log has, and from the paper's
+start some thousands of visits to each pair earn little where information travels through many states. It is the one
+to study, and to run on fresh data at its own budgets.
+
+**Ours** (``profile="practice"``): everything below. The same step starts from a saddle point of the plug-in problem
+and is taken in natural units over reshuffled rows, in phases (`dpdl.learning.phases`). No theorem covers this; each
+phase is judged on the plug-in model instead (`dpdl.models.judgement`), and the best point, start included, is returned.
+Where the plan is exact the phases find nothing better and the result says so; they pay where it is not. It is the one
+to use for an answer from a given log: reward, constraints and a bound of what is missing are estimated with it.
 
     psi      twice what the best safe policy of the plug-in model needs, between LEAST_PSI and MOST_PSI
     slater   half of the best worst utility on the plug-in model
     T        VISITS steps for each visited pair
-    kappa    MARGIN of the best worst utility, so that noise does not break a constraint that binds
-    steps    eta/alpha_x = 0.05/n, eta/alpha_V = 0.0028 (1-gamma)/A, eta/alpha_lam = 0.05 (1-gamma), n visited pairs
-    start    V and lam of the plug-in problem inside D(psi), x = its occupancy, a little mu_hat/(1-gamma) mixed in
+    kappa    MARGIN of the best worst utility, against rounding and the noise of a run; a margin against the error of
+             the estimates is the caller's to choose
+    steps    eta/alpha_x = STEP_X/n, eta/alpha_V = STEP_V (1-gamma)/A, eta/alpha_lam = STEP_LAM (1-gamma)/(1 + sum lam),
+             with n visited pairs and the lam of the plan
+    start    V and lam of the run's own problem, x = its occupancy, a little mu_hat/(1-gamma) mixed in: the planner's
+             answer where psi does not bind, that of a linear program inside D(psi) where it does
+             (`dpdl.models.restricted`)
 
-Above LP_PAIRS pairs the plan does not know psi: it is that of the whole plug-in problem, cut to the caps.
+For a large model where psi binds the linear program needs an optional package; without it the start is the plan without
+psi, cut to the caps.
 """
 
 from __future__ import annotations
@@ -37,7 +50,7 @@ LEAST_PSI, MOST_PSI = 4.0, 300.0
 LEAST_SLATER, MARGIN = 1e-3, 0.005
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
 #: Steps in natural units; see above.
-STEP_X, STEP_V, STEP_LAM = 0.05, 2.8e-4, 0.005
+STEP_X, STEP_V, STEP_LAM = 0.3, 0.1, 0.02
 #: Share of mu_hat/(1-gamma) in the starting point, and the least multiplier in it.
 MIXED, LEAST_LAM = 1e-4, 0.01
 #: Plans that are kept for each log: those of psi and kappa that a run, its start and its defaults need.
