@@ -10,7 +10,8 @@ The header has these names:
     reference       sizes, floor and number of samples of mu_hat
     generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
     phase           in practice only: number of the phase, how often steps were halved, whether the last phase is over
-                    and, once the start was judged, where the best x comes from and whether it keeps the constraints
+                    and, once the start was judged, of the points to return and to start at: where its x comes from
+                    and whether that keeps the constraints
 
 The arrays, for a run over n coordinates in b bins, S states, I utilities and N records:
 
@@ -25,9 +26,11 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     counters (10)                                               the diagnostics
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
-    phase_past (10), phase_figures (1 or 4)                     in practice only: counters of earlier phases; weight of
-                                                                penalties and, once judged, merit, bound and reward
-    best_x (n), best_V (S), best_lam (I)                        the best point, once the start was judged
+    phase_past (10), phase_weight (1)                           in practice only: counters of earlier phases; weight of
+                                                                the penalties
+    best_x (n), best_V (S), best_lam (I), best_figures (3)      the point to return, once the start was judged; its
+                                                                merit, bound and reward
+    base_x (n), base_V (S), base_lam (I), base_figures (3)      the same of the point that the phase started at
 
 Everything else follows from the data set. The core checks nothing, so `dpdl.lasting.state` checks the arrays before
 the core gets them: a correct checksum does not say who wrote the file.
@@ -51,7 +54,7 @@ from dpdl.files.atomic import FileLock, remove_leftovers
 from dpdl.lasting import checkpoint_file, state
 from dpdl.learning import phases
 from dpdl.learning.layout import KNOWABLE, Inputs, Layout
-from dpdl.learning.phases import Best, Phase
+from dpdl.learning.phases import Judged, Phase
 from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
@@ -60,7 +63,7 @@ ARITHMETIC = 3
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _PRACTICE = "phase"
-_PHASE, _FIGURES = ("number", "halvings", "is_over"), ("merit", "bound", "reward")
+_POINTS = ("best", "base")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
 _INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated", "initial_estimated"}
 _SIZES = ("n_samples", "n_states", "n_actions")
@@ -202,23 +205,23 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
 
 def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What of a phase, other than its core, goes into the header and into the arrays."""
-    content = {name: getattr(phase, name) for name in _PHASE}
-    past, best = phase.past, phase.best
-    figures = [phase.weight]
-    none = np.zeros(len(_core.COUNTERS), dtype=np.int64)
-    arrays: dict[str, NDArray[Any]] = {"phase_past": none if past is None else past}
-    if best is not None:
-        content |= {"found_in": best.phase, "kept": best.kept}
-        figures += [getattr(best, name) for name in _FIGURES]
-        arrays |= {"best_x": best.x, "best_V": best.V, "best_lam": best.lam}
-    return content, arrays | {"phase_figures": np.array(figures)}
+    content: dict[str, Any] = {name: getattr(phase, name) for name in ("number", "halvings", "is_over")}
+    past = np.zeros(len(_core.COUNTERS), dtype=np.int64) if phase.past is None else phase.past
+    arrays: dict[str, NDArray[Any]] = {"phase_past": past, "phase_weight": np.array([phase.weight])}
+    for name in _POINTS:
+        point = getattr(phase, name)
+        if point is not None:
+            content[name] = {"phase": point.phase, "kept": point.kept}
+            arrays |= {f"{name}_{part}": getattr(point, part) for part in ("x", "V", "lam")}
+            arrays[f"{name}_figures"] = np.array([point.merit, point.bound, point.reward])
+    return content, arrays
 
 
 def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layout) -> Phase:
     """The phase of a checkpoint with a blank core; what belongs to the phase is taken out of the arrays."""
-    sizes = (len(layout.coordinates.c), layout.dataset.n_states, layout.dataset.n_utilities)
     sampler = layout.sampler(generator_from_json(header["generator"]))
-    blank = np.zeros(sizes[0]), np.zeros(sizes[1]), np.zeros(sizes[2])
+    data = layout.dataset
+    blank = np.zeros(len(layout.coordinates.c)), np.zeros(data.n_states), np.zeros(data.n_utilities)
     if (layout.settings.profile == "practice") != (_PRACTICE in header):
         raise ValueError("a phase belongs to a run in practice, and to no other")
     if _PRACTICE not in header:
@@ -227,21 +230,23 @@ def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layo
     number = check.whole("phase number", content.pop("number"), at_most=len(last) - 2)
     halvings = check.whole("halvings", content.pop("halvings"), at_most=2 * number)
     is_over = check.flag("is_over", content.pop("is_over"))
-    past, figures = arrays.pop("phase_past"), arrays.pop("phase_figures")
+    past, weight = arrays.pop("phase_past"), arrays.pop("phase_weight")
     state.check_past(past, last[number])
-    check.numbers_array("phase_figures", figures, shape=(4 if content else 1,))
-    best = None
-    if content:
-        point = arrays.pop("best_x"), arrays.pop("best_V"), arrays.pop("best_lam")
-        state.check_point(layout, *point)
-        merit, bound, reward = map(float, figures[1:])
-        found_in = check.whole("found_in", content.pop("found_in"), at_most=number + is_over)
-        kept = check.flag("kept", content.pop("kept"))
-        best = Best(*point, merit, bound, reward, kept, found_in)
+    weight = check.numbers_array("phase_weight", weight, shape=(1,), at_least=0)
+    points: dict[str, Judged] = {}
+    for name in _POINTS if content else ():
+        parts = arrays.pop(f"{name}_x"), arrays.pop(f"{name}_V"), arrays.pop(f"{name}_lam")
+        state.check_point(layout, name, *parts)
+        figures = check.numbers_array(f"{name}_figures", arrays.pop(f"{name}_figures"), shape=(3,))
+        found = content.pop(name)
+        found_in = check.whole(f"phase of {name}", found.pop("phase"), at_most=number + is_over)
+        kept = check.flag("kept", found.pop("kept"))
+        merit, bound, reward = figures.tolist()
+        points[name] = Judged(*parts, merit, bound, reward, kept, found_in)
     if content:
         raise ValueError(f"its phase has {sorted(content)} as well")
     core = _core.LazyCore(phases.layout_of(layout, number, halvings), sampler, *blank)
-    return Phase(core, number, halvings, is_over, float(figures[0]), past, best)
+    return Phase(core, number, halvings, is_over, float(weight[0]), past, **points)
 
 
 def _reference(

@@ -64,20 +64,20 @@ def check_past(past: NDArray[np.int64], steps: int) -> None:
     _within("steps of earlier phases", past[0], steps, steps)
 
 
-def check_point(layout: Layout, x: Array, V: Array, lam: Array) -> None:
-    """The best point of earlier phases, which is a start or an average, in the sets of the run."""
+def check_point(layout: Layout, name: str, x: Array, V: Array, lam: Array) -> None:
+    """A point of earlier phases, which is a start or an average, lies in the sets of the run."""
     sizes = (len(layout.coordinates.c), layout.dataset.n_states, layout.dataset.n_utilities)
-    for name, array, size in zip(("best_x", "best_V", "best_lam"), (x, V, lam), sizes, strict=True):
+    for part, array, size in zip(("x", "V", "lam"), (x, V, lam), sizes, strict=True):
         if array.shape != (size,) or array.dtype != np.float64:
-            raise ValueError(f"{name} is {array.dtype}{array.shape}, not float64({size},)")
+            raise ValueError(f"{name}_{part} is {array.dtype}{array.shape}, not float64({size},)")
     room = 1 + FEASIBLE + 64 * EPS * (64 + len(x) + layout.settings.T)
     constants = layout.constants
-    _within("best_x", x, 0, room * _largest_x(layout))
-    _within("sum of best_x", x.sum(), 0, room * constants.B1)
-    _within("sum of best_x/mu_hat", layout.coordinates.c @ x, 0, room * constants.B2)
-    _within("best_V", V, -room * constants.radius_V, room * constants.radius_V)
-    _within("best_lam", lam, 0, room * constants.radius_lam)
-    _within("sum of best_lam", lam.sum(), 0, room * constants.radius_lam)
+    _within(f"{name}_x", x, 0, room * _largest_x(layout))
+    _within(f"sum of {name}_x", x.sum(), 0, room * constants.B1)
+    _within(f"sum of {name}_x/mu_hat", layout.coordinates.c @ x, 0, room * constants.B2)
+    _within(f"{name}_V", V, -room * constants.radius_V, room * constants.radius_V)
+    _within(f"{name}_lam", lam, 0, room * constants.radius_lam)
+    _within(f"sum of {name}_lam", lam.sum(), 0, room * constants.radius_lam)
 
 
 def _check_layout(arrays: Arrays, blank: Arrays) -> None:

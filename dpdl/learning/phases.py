@@ -5,13 +5,14 @@ starts there with smaller ones comes closer. A phase is an ordinary run: its lay
 starts at its own point. In between, the averages are judged on the plug-in model of the log, in a few sparse passes:
 
     merit    what the policy earns, less a penalty for what it lacks in utility (of the margin kappa) and for the time
-             that it spends beyond the caps of psi; a policy that keeps the constraints is better than any that does not
+             that it spends beyond the caps of psi
     bound    what no safe policy within psi of the data exceeds, by weak duality (`dpdl.models.judgement`)
 
-The better x and the duals of the least bound, of the start and of all phases, are the result and the start of the next
-phase, so that the result is never worse on the plug-in model than the start. The first steps are bold: they are kept
-while they halve the gap, bound less merit, and are halved if they reduce it less, quartered if not at all. Models that
-are too large to be judged go on from the averages with steps halved.
+A phase starts at the x of the highest merit and the duals of the least bound, of the start and of all phases before.
+The result has the x of the highest merit among those that keep the constraints, if any does, so that it is never worse
+on the plug-in model than the start. The first steps are bold: they are kept while a phase reduces the gap, bound less
+merit, by a fifth, halved if it reduces it less, and quartered if not at all. Models that are too large to be judged go
+on from the averages with steps halved.
 
 The theory knows one phase of T steps; there nothing is judged.
 """
@@ -35,10 +36,12 @@ from dpdl.result import without_noise
 
 #: Phases of a run, at most; each takes this many times as long as the one before, the first at least this many visits.
 PHASES, GROWTH, LEAST_VISITS = 8, 1.3, 10
+#: Steps stay as they are if a phase reduces the gap to this share of what it was, or less.
+KEPT_AT = 0.8
 
 
-class Best(NamedTuple):
-    """The best point so far: a safe x of the highest merit, or any if none is safe; the duals of the least bound.
+class Judged(NamedTuple):
+    """A point that was judged: an x, and the duals of the least bound so far.
 
     Attributes
     ----------
@@ -67,9 +70,10 @@ class Best(NamedTuple):
         """Bound less merit."""
         return self.bound - self.merit
 
-    def merged(self, other: Best) -> Best:
+    def merged(self, other: Judged, *, safe_first: bool) -> Judged:
         """The better x and the better duals of two points; this one's where they are equal."""
-        primal = other if (other.kept, other.merit) > (self.kept, self.merit) else self
+        safer = safe_first and other.kept != self.kept
+        primal = other if (other.kept if safer else other.merit > self.merit) else self
         dual = other if other.bound < self.bound else self
         return primal._replace(V=dual.V, lam=dual.lam, bound=dual.bound)
 
@@ -92,8 +96,8 @@ class Phase:
         Of the penalties in the merit.
     past : int64 array
         The counters of earlier phases.
-    best : Best or None
-        None before the start was judged, and if nothing is.
+    best, base : Judged or None
+        The point to return, and the one that the phase started at. None before the start was judged, and if nothing is.
     """
 
     core: _core.LazyCore
@@ -102,7 +106,8 @@ class Phase:
     is_over: bool = False
     weight: float = 1.0
     past: NDArray[np.int64] | None = None
-    best: Best | None = None
+    best: Judged | None = None
+    base: Judged | None = None
 
 
 def ends(layout: Layout) -> tuple[int, ...]:
@@ -158,15 +163,18 @@ def settled(phase: Phase, layout: Layout) -> Phase:
         return phase
     judged = layout.dataset.n_states * layout.dataset.n_actions <= MOST_PAIRS
     if judged and phase.best is None:
-        phase = replace(phase, best=judge(layout, phase.core.point, phase.weight, 0))
+        start = judge(layout, phase.core.point, phase.weight, 0)
+        phase = replace(phase, best=start, base=start)
     core, number = phase.core, phase.number
     if core.n_steps < core.layout.settings.T:
         return phase
-    point, before, halvings = core.means, phase.best, phase.halvings + 1
-    if before is not None:
-        best = before.merged(judge(layout, point, phase.weight, number + 1))
-        phase, point = replace(phase, best=best), (best.x, best.V, best.lam)
-        halvings = phase.halvings + (0 if best.gap <= 0.5 * before.gap else 1 if best.gap < before.gap else 2)
+    point, halvings = core.means, phase.halvings + 1
+    if phase.best is not None and phase.base is not None:
+        found = judge(layout, point, phase.weight, number + 1)
+        base = phase.base.merged(found, safe_first=False)
+        shrink = 0 if base.gap <= KEPT_AT * phase.base.gap else 1 if base.gap < phase.base.gap else 2
+        point, halvings = (base.x, base.V, base.lam), phase.halvings + shrink
+        phase = replace(phase, best=phase.best.merged(found, safe_first=True), base=base)
     if number + 1 == len(ends(layout)):
         return replace(phase, is_over=True)
     inside = layout_of(layout, number + 1, halvings)
@@ -179,7 +187,7 @@ def settled(phase: Phase, layout: Layout) -> Phase:
     )
 
 
-def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, number: int) -> Best:
+def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, number: int) -> Judged:
     """Judge x, V and lam on the plug-in model, with a weight of the penalties."""
     data, settings, (x, V, lam) = layout.dataset, layout.settings, point
     model = plug_in(data, settings.gamma, layout.inputs.initial)
@@ -192,7 +200,7 @@ def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, numb
     reward, utilities = normaliser * found.totals[0], normaliser * found.totals[1:]
     lacking = np.maximum(normaliser * settings.kappa - utilities, 0.0).max(initial=0.0)
     beyond = np.maximum(normaliser * found.occupancy - settings.psi * judge_.counts / len(data), 0.0).sum()
-    return Best(
+    return Judged(
         x=x,
         V=V,
         lam=lam,
@@ -204,7 +212,7 @@ def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, numb
     )
 
 
-def relative_gap(best: Best) -> float:
+def relative_gap(best: Judged) -> float:
     """Return the gap relative to the reward; infinite if a constraint is broken."""
     if not best.kept:
         return math.inf
