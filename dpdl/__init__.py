@@ -14,16 +14,18 @@ if find_spec("dpdl._core") is None:
         "run `pip install -e .` in the folder above it, or start Python in another folder"
     )
 
-from dpdl import exact, instances, mixing, policy, theory
+from dpdl import exact, instances, mixing, policy, sources, theory
 from dpdl.acting import Policy
 from dpdl.checking.slater import SlaterEstimate, estimate_slater
 from dpdl.checking.verification import Verification, verify
 from dpdl.data.builder import DatasetBuilder
 from dpdl.data.dataset import Dataset
+from dpdl.data.discretizer import Discretizer
 from dpdl.data.labels import Labels
 from dpdl.data.parquet import from_parquet
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.data.units import Units
+from dpdl.environments.rollout import Rollout, rollout
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import Judgement, judge
 from dpdl.premises import Premise
@@ -33,6 +35,7 @@ from dpdl.running.learn import learn
 from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
 from dpdl.running.resume import resume
 from dpdl.settings import Settings
+from dpdl.sources.opening import open_log
 
 __version__ = version("dpdl")
 
@@ -40,6 +43,7 @@ __all__ = [
     "CMDP",
     "Dataset",
     "DatasetBuilder",
+    "Discretizer",
     "Judgement",
     "Labels",
     "Level",
@@ -49,6 +53,7 @@ __all__ = [
     "Reference",
     "Replicas",
     "Result",
+    "Rollout",
     "Settings",
     "SlaterEstimate",
     "Status",
@@ -64,9 +69,12 @@ __all__ = [
     "learn",
     "learn_adaptive",
     "mixing",
+    "open_log",
     "policy",
     "replicate",
     "resume",
+    "rollout",
+    "sources",
     "sweep",
     "theory",
     "verify",

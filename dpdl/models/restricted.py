@@ -145,7 +145,7 @@ def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> R
     if found is None or answer is None:
         return _none(model, "inaccurate")
     lower, upper = answer.value if answer.feasible else -np.inf, answer.bound
-    shown = upper - lower <= max(TOLERANCE, tol * max(abs(lower), abs(upper)))
+    shown = answer.feasible and upper - lower <= max(TOLERANCE, tol * max(abs(lower), abs(upper)))
     lam, unit = found.w[: model.n_utilities], 1 - model.gamma
     return Restricted(
         q=answer.q[: model.r.size],
