@@ -79,13 +79,14 @@ def test_merit_and_gap_are_those_of_the_exact_answers():
         assert found.merit == pytest.approx(discount * true.reward - 3 * (lacking + beyond), abs=1e-9)
         assert found.bound >= optimum - 1e-9
         assert found.kept == (true.utilities.min() >= -1e-6)
+        assert found.beyond == pytest.approx(beyond, abs=1e-9)
         assert found.phase == k
     assert acted.all()
 
 
 def test_a_merged_point_has_the_better_x_and_the_better_duals():
     one, other = (
-        phases.Judged(np.full(2, k), np.full(2, k), np.full(2, k), merit, bound, 0.0, kept, k)
+        phases.Judged(np.full(2, k), np.full(2, k), np.full(2, k), merit, bound, 0.0, 0.0, kept, k)
         for k, merit, bound, kept in ((0, 0.5, 0.8, True), (1, 0.6, 0.7, True))
     )
     merged = one.merged(other, safe_first=True)
@@ -152,6 +153,8 @@ def test_phases_pay_where_the_start_is_not_the_answer(monkeypatch):
     begun, done = (learn(log, gamma=cmdp.gamma, rho0=cmdp.rho0, psi=psi, rng=0, step_limit=k) for k in (0, 10**9))
     over = [((1 - cmdp.gamma) * one.evaluation.occupancy / (psi * log.frequencies)).max() for one in (begun, done)]
     assert over[0] > 1.9
+    assert any("of its time is more than psi" in note for note in begun.notes)
+    assert not any("more than psi" in note for note in done.notes)
     assert over[1] <= 1.05
     assert done.success
     assert 0.9 * optimum <= done.evaluation.reward.value <= 1.01 * optimum
@@ -253,6 +256,19 @@ def test_ctrl_c_while_a_phase_is_judged_loses_nothing(tmp_path, monkeypatch):
         result = resume(path, LOG, check_slater=False)
     assert n_interrupted == 3
     assert same(result, whole)
+
+
+def test_a_model_that_is_too_large_to_be_judged_goes_on_from_its_averages(tmp_path, monkeypatch):
+    monkeypatch.setattr(phases, "MOST_PAIRS", 10)
+    path, run, ends = tmp_path / "run", run_of(), phases.ends(layout_of())
+    for k in range(len(ends)):
+        run.settle()
+        assert (run.phase.number, run.phase.halvings, run.phase.best) == (k, k, None)
+        assert run.core.run(run.left) == 0
+    whole = learn(LOG, **COMMON, T=T)
+    assert np.array_equal(whole.x_table.values, run.core.means[0])  # of the last phase
+    learn(LOG, **COMMON, T=T, step_limit=ends[2] + 5, checkpoint=path)
+    assert same(resume(path, LOG, check_slater=False), whole)
 
 
 def test_the_callback_sees_all_phases_as_one_run():

@@ -28,9 +28,9 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
     phase_past (10), phase_weight (1)                           in practice only: counters of earlier phases; weight of
                                                                 the penalties
-    best_x (n), best_V (S), best_lam (I), best_figures (3)      the point to return, once the start was judged; its
-                                                                merit, bound and reward
-    base_x (n), base_V (S), base_lam (I), base_figures (3)      the same of the point that the phase started at
+    best_x (n), best_V (S), best_lam (I), best_figures (4)      the point to return, once the start was judged; its
+                                                                merit, bound, reward, and time beyond the caps
+    base_x (n), base_V (S), base_lam (I), base_figures (4)      the same of the point that the phase started at
 
 Everything else follows from the data set. The core checks nothing, so `dpdl.lasting.state` checks the arrays before
 the core gets them: a correct checksum does not say who wrote the file.
@@ -63,7 +63,7 @@ ARITHMETIC = 3
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _PRACTICE = "phase"
-_POINTS = ("best", "base")
+_POINTS, _FIGURES = ("best", "base"), ("merit", "bound", "reward", "beyond")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
 _INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated", "initial_estimated"}
 _SIZES = ("n_samples", "n_states", "n_actions")
@@ -213,7 +213,7 @@ def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any
         if point is not None:
             content[name] = {"phase": point.phase, "kept": point.kept}
             arrays |= {f"{name}_{part}": getattr(point, part) for part in ("x", "V", "lam")}
-            arrays[f"{name}_figures"] = np.array([point.merit, point.bound, point.reward])
+            arrays[f"{name}_figures"] = np.array([getattr(point, figure) for figure in _FIGURES])
     return content, arrays
 
 
@@ -237,12 +237,12 @@ def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layo
     for name in _POINTS if content else ():
         parts = arrays.pop(f"{name}_x"), arrays.pop(f"{name}_V"), arrays.pop(f"{name}_lam")
         state.check_point(layout, name, *parts)
-        figures = check.numbers_array(f"{name}_figures", arrays.pop(f"{name}_figures"), shape=(3,))
+        figures = check.numbers_array(f"{name}_figures", arrays.pop(f"{name}_figures"), shape=(len(_FIGURES),))
         found = content.pop(name)
         found_in = check.whole(f"phase of {name}", found.pop("phase"), at_most=number + is_over)
         kept = check.flag("kept", found.pop("kept"))
-        merit, bound, reward = figures.tolist()
-        points[name] = Judged(*parts, merit, bound, reward, kept, found_in)
+        merit, bound, reward, beyond = figures.tolist()
+        points[name] = Judged(*parts, merit, bound, reward, beyond, kept, found_in)
     if content:
         raise ValueError(f"its phase has {sorted(content)} as well")
     core = _core.LazyCore(phases.layout_of(layout, number, halvings), sampler, *blank)

@@ -438,7 +438,7 @@ class Layout:
         sums = (total.sum() / self.constants.B1, self.coordinates.c @ total / self.constants.B2)
         log_x -= max(0.0, *(math.log(one) for one in sums))
         lam = np.maximum(lam, tiny)
-        lam = lam * min(1.0, k.radius_lam / lam.sum()) if len(lam) else lam
+        lam = lam * (k.radius_lam / max(k.radius_lam, lam.sum()))
         return log_x, np.clip(V, -k.radius_V, k.radius_V), np.log(lam)
 
     def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:

@@ -50,6 +50,8 @@ class Judged(NamedTuple):
     V, lam : arrays, shapes (S,), (I,)
     merit, bound, reward : float
         Merit and reward of x, bound of V and lam; normalised, that is times 1 - gamma.
+    beyond : float
+        Share of the discounted time that the policy of x spends beyond the caps of psi.
     kept : bool
         Whether the policy of x keeps every constraint.
     phase : int
@@ -62,6 +64,7 @@ class Judged(NamedTuple):
     merit: float
     bound: float
     reward: float
+    beyond: float
     kept: bool
     phase: int
 
@@ -121,7 +124,7 @@ def schedule(T: int, n_pairs: int, profile: str) -> tuple[int, ...]:
     Examples
     --------
     >>> schedule(10_000, 10, "practice")
-    (419, 964, 1672, 2594, 3791, 5348, 7372, 10000)
+    (419, 964, 1672, 2593, 3790, 5347, 7370, 10000)
     >>> schedule(10_000, 10, "theory")
     (10000,)
     """
@@ -207,6 +210,7 @@ def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, numb
         merit=float(reward - weight * (lacking + beyond)),
         bound=normaliser * found.bound,
         reward=float(reward),
+        beyond=float(beyond),
         kept=bool((utilities >= -tolerances(data, model)).all()),
         phase=number,
     )

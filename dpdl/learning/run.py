@@ -18,6 +18,8 @@ from dpdl.result import MESSAGES, Result, Status
 NOTHING_BETTER = (
     "the policy is that of the starting point: on the plug-in model no phase of the run was judged to be better"
 )
+#: Share of its time that a policy may spend beyond the caps of psi without a note.
+BEYOND = 0.01
 
 
 @dataclass(eq=False)
@@ -90,6 +92,12 @@ class Run:
             x_mean, V_mean, lam_mean = best.x, best.V, best.lam
             if best.phase == 0 and self.phase.number + self.phase.is_over > 0:
                 notes = (*notes, NOTHING_BETTER)
+            if best.beyond > BEYOND:
+                psi = layout.settings.psi
+                notes = (
+                    *notes,
+                    f"the policy leaves the data: {best.beyond:.0%} of its time is more than psi = {psi:g} allows",
+                )
         claims = (layout.settings, layout.facts, n_steps, self.slater_refuted)
         return Result(
             status=status,
