@@ -25,6 +25,11 @@ from dpdl.data.labels import Labels
 from dpdl.data.parquet import from_parquet
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.data.units import Units
+from dpdl.deploying.answer import Answer, AnswerStatus
+from dpdl.deploying.certificate import Certificate, certify
+from dpdl.deploying.coverage import Coverage, coverage
+from dpdl.deploying.frontier import Frontier, frontier
+from dpdl.deploying.safe import safe_policy
 from dpdl.environments.rollout import Rollout, rollout
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import Judgement, judge
@@ -41,9 +46,14 @@ __version__ = version("dpdl")
 
 __all__ = [
     "CMDP",
+    "Answer",
+    "AnswerStatus",
+    "Certificate",
+    "Coverage",
     "Dataset",
     "DatasetBuilder",
     "Discretizer",
+    "Frontier",
     "Judgement",
     "Labels",
     "Level",
@@ -60,10 +70,13 @@ __all__ = [
     "Sweep",
     "Units",
     "Verification",
+    "certify",
+    "coverage",
     "estimate_reference",
     "estimate_slater",
     "exact",
     "from_parquet",
+    "frontier",
     "instances",
     "judge",
     "learn",
@@ -74,6 +87,7 @@ __all__ = [
     "replicate",
     "resume",
     "rollout",
+    "safe_policy",
     "sources",
     "sweep",
     "theory",

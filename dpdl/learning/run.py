@@ -24,27 +24,13 @@ BEYOND = 0.01
 
 @dataclass(eq=False)
 class Run:
-    """A run of Algorithm 1, in practice in several phases.
-
-    Attributes
-    ----------
-    layout : Layout
-        The constant data.
-    phase : Phase
-        The present phase, with the core that takes its steps.
-    notes : tuple of str
-        Notes of the results.
-    slater_refuted : bool
-        Whether the data was found to contradict the slater of the settings.
-    slater_checked : bool
-        Whether slater was compared with the data, or that was begun.
-    """
+    """A run of Algorithm 1, in practice in several phases."""
 
     layout: Layout
-    phase: Phase
-    notes: tuple[str, ...] = ()
-    slater_refuted: bool = False
-    slater_checked: bool = False
+    phase: Phase  # the present one, with the core that takes its steps
+    notes: tuple[str, ...] = ()  # of the results
+    slater_refuted: bool = False  # whether the data was found to contradict the slater of the settings
+    slater_checked: bool = False  # whether slater was compared with the data, or that was begun
 
     @classmethod
     def of(cls, layout: Layout, generator: np.random.Generator) -> Run:
