@@ -14,8 +14,9 @@ Logs of four kinds of problem, twenty records a pair, and methods that find a po
 
 Each is run without deviation control, and as "fast, psi" and so on with half the psi that the best policy needs. For
 each: seconds, from the plug-in model (or the log, for theory and learn) to a policy; the reward of that policy on the
-plug-in model relative to the best one's; its least utility, normalised, negative if a constraint is broken; with psi,
-the largest occupancy relative to its cap; and the gap that the method itself proves, relative to the best reward.
+plug-in model relative to the best one's (or to a bound of that, if it was not found within the time limit); its least
+utility, normalised, negative if a constraint is broken; with psi, the largest occupancy relative to its cap; and the
+gap that the method itself proves, relative to the best reward.
 Methods run one after the other, each in a process of its own, which is ended at the time limit: "did not finish".
 
     python bench/line.py --million      10^6 pairs of fast by the planner: seconds, gap and memory
@@ -60,9 +61,7 @@ class Problem(NamedTuple):
     log: Dataset
     model: CMDP
     psi: float | None
-    best: (
-        float  # the largest reward of the class, discounted; an upper bound within GAP/10 where it is not known exactly
-    )
+    best: float  # an upper bound of the largest reward of the class, within GAP/10 of it unless time ran out
 
 
 class Outcome(NamedTuple):
@@ -161,15 +160,15 @@ def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
 # ---- Running and judging them ----
 
 
-def reference(log: Dataset, model: CMDP, psi: bool) -> Problem:
+def reference(log: Dataset, model: CMDP, psi: bool, limit: float) -> Problem:
     """The class of a problem, and its best reward; psi is half of what the best policy without psi needs."""
     free = planner.plan(model, tol=GAP / 10)
     if not psi:
         return Problem(log, model, None, free.upper)
     mu = log.frequencies
     half = max(1.0, 0.5 * (1 - model.gamma) * float((free.occupancy[mu > 0] / mu[mu > 0]).max()))
-    near = restricted.plan(model, half, mu, tol=GAP / 10, time_limit=600.0)
-    return Problem(log, model, half, near.bounds[1])
+    near = restricted.plan(model, half, mu, tol=GAP / 10, time_limit=limit)
+    return Problem(log, model, half, min(near.bounds[1], free.upper))
 
 
 def measured(method: Callable[[Problem], Outcome | None], problem: Problem, limit: float) -> dict[str, Any]:
@@ -227,7 +226,7 @@ def survey(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, dict[
             for psi in (False, True):
                 name = f"{kind}, psi" if psi else kind
                 _tell(f"{name}, {n_pairs:,} pairs: its best reward")
-                problem = reference(log, model, psi)
+                problem = reference(log, model, psi, arguments.time_limit)
                 for method, run in chosen.items():
                     _tell(f"{name}, {n_pairs:,} pairs: {method}")
                     row = measured(run, problem, arguments.time_limit)

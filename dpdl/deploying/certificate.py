@@ -149,7 +149,7 @@ class Certificate:
             f"transitions, of which {self.reward.effective:,.0f} count for this policy; discount {self.gamma:g}"
         ]
         if self.chosen_here:
-            found.append("the policy was chosen on the same log: two thirds of the failure probability are kept back for that")
+            found.append("the policy was chosen on the same log: two thirds of the failure probability are kept back")
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         return found
