@@ -1,0 +1,44 @@
+"""Opening the LOG of a command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpdl.data.dataset import Dataset
+from dpdl.sources import open_log
+
+NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated", "kind", "gamma")
+
+
+def opened(options: Any) -> Dataset:
+    """The log that the options describe."""
+    costs = dict(options.costs or ())
+    if len(costs) < len(options.costs or ()):
+        raise ValueError("--cost names a column twice")
+    if costs and (options.limits is None or options.gamma is None):
+        raise ValueError(
+            "--cost needs --gamma and --limits: total if the limits bound discounted totals, or average if they bound "
+            "discounted averages per step"
+        )
+    given = {name: _one(getattr(options, name)) for name in NAMES if getattr(options, name) is not None}
+    return open_log(
+        options.log,
+        **given,
+        costs=costs or None,
+        limits=options.limits,
+        missing=options.missing,
+        discretizer=_discretizer(options),
+    )
+
+
+def _one(value: Any) -> Any:
+    """A single column by its name, several as a list: their labels are tuples."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _discretizer(options: Any) -> dict[str, Any] | None:
+    if options.bins is None:
+        if options.discretize is not None:
+            raise ValueError("--discretize needs --bins")
+        return None
+    return {"method": options.discretize or "quantile", "bins": options.bins}
