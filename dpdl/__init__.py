@@ -18,16 +18,18 @@ if find_spec("dpdl._core") is None:
     )
 
 if TYPE_CHECKING:
-    from dpdl import exact, instances, mixing, policy, theory
+    from dpdl import exact, instances, mixing, policy, sources, theory
     from dpdl.acting import Policy
     from dpdl.checking.slater import SlaterEstimate, estimate_slater
     from dpdl.checking.verification import Verification, verify
     from dpdl.data.builder import DatasetBuilder
     from dpdl.data.dataset import Dataset
+    from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
     from dpdl.data.parquet import from_parquet
     from dpdl.data.reference import Reference, estimate_reference
     from dpdl.data.units import Units
+    from dpdl.environments.rollout import Rollout, rollout
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
@@ -37,21 +39,24 @@ if TYPE_CHECKING:
     from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
     from dpdl.running.resume import resume
     from dpdl.settings import Settings
+    from dpdl.sources.opening import open_log
 
     __version__: str
 
 #: Where the public names are defined, as the block above has it for type checkers; "" for a module of the package.
 _HOMES = {
-    "": "exact instances mixing policy theory",
+    "": "exact instances mixing policy sources theory",
     "acting": "Policy",
     "checking.slater": "SlaterEstimate estimate_slater",
     "checking.verification": "Verification verify",
     "data.builder": "DatasetBuilder",
     "data.dataset": "Dataset",
+    "data.discretizer": "Discretizer",
     "data.labels": "Labels",
     "data.parquet": "from_parquet",
     "data.reference": "Reference estimate_reference",
     "data.units": "Units",
+    "environments.rollout": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
@@ -61,6 +66,7 @@ _HOMES = {
     "running.replicas": "Replicas Sweep replicate sweep",
     "running.resume": "resume",
     "settings": "Settings",
+    "sources.opening": "open_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -68,6 +74,7 @@ __all__ = [
     "CMDP",
     "Dataset",
     "DatasetBuilder",
+    "Discretizer",
     "Judgement",
     "Labels",
     "Level",
@@ -77,6 +84,7 @@ __all__ = [
     "Reference",
     "Replicas",
     "Result",
+    "Rollout",
     "Settings",
     "SlaterEstimate",
     "Status",
@@ -92,9 +100,12 @@ __all__ = [
     "learn",
     "learn_adaptive",
     "mixing",
+    "open_log",
     "policy",
     "replicate",
     "resume",
+    "rollout",
+    "sources",
     "sweep",
     "theory",
     "verify",

@@ -1,10 +1,10 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
-A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1), ``labels`` (null
-if there are none), ``units`` (null if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs``
-as s * n_actions + a, ``counts`` and ``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of
-the file with these 64 digits replaced by zeros. Python writes a double with as many digits as identify it, so that
-reading gives back the same bits.
+A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
+have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
+known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
+``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of the file with these 64 digits replaced
+by zeros. Python writes a double with as many digits as identify it, so that reading gives back the same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers,
 from dpdl.files.headers import expect_names, is_sha256, parse_json
 from dpdl.policy import draw
 
-FORMAT, VERSION = "dpdl policy", 1
+FORMAT, VERSION = "dpdl policy", 2
 
 
 class Evidence(NamedTuple):
@@ -165,10 +165,17 @@ class Policy(NDArrayOperatorsMixin):
     # Acting.
 
     def index(self, state: Any) -> int:
-        """Index of a state given by its label or index.
+        """Index of a state given by its label or index, or by an observation if the labels have a discretizer.
 
-        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers.
+        Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers. An
+        observation is a list or array of numbers.
         """
+        if self._discretizes and _is_array(state):
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+            if many:
+                raise ValueError(f"one observation must have one dimension, got shape {np.shape(state)}")
+            return int(rows[0])
         if self.labels is None or (
             isinstance(state, (int, np.integer)) and kind_of(self.labels.states[0]) not in ("number", "bool")
         ):
@@ -182,7 +189,8 @@ class Policy(NDArrayOperatorsMixin):
         Parameters
         ----------
         state : label or index, or a list or array of them
-            As for `index`. A tuple is one label.
+            As for `index`. A tuple is one label. If the labels have a discretizer, a list or array is an observation,
+            shape (d,), or several, shape (n, d).
         rng : None, int or numpy.random.Generator, optional
             One uniform number is consumed per state, in order.
 
@@ -196,8 +204,11 @@ class Policy(NDArrayOperatorsMixin):
         >>> Policy([[1.0, 0.0], [0.0, 1.0]]).act([0, 1, 1])
         array([0, 1, 1])
         """
-        many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
-        if many and self.labels is None:
+        many = _is_array(state)
+        if many and self._discretizes:
+            assert self.labels is not None
+            rows, many = self.labels.observed(state)
+        elif many and self.labels is None:
             rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
         else:
             rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
@@ -205,6 +216,10 @@ class Policy(NDArrayOperatorsMixin):
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
         return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
+
+    @property
+    def _discretizes(self) -> bool:
+        return self.labels is not None and self.labels.discretizer is not None
 
     @cached_property
     def _cumulative(self) -> Array:
@@ -290,7 +305,7 @@ class Policy(NDArrayOperatorsMixin):
         blank, known = "0" * 64, self.evidence
         content = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if self._discretizes else 1,
             "labels": None if self.labels is None else self.labels.to_json(),
             "units": None if self.units is None else self.units.to_json(),
             "probabilities": self.probabilities.tolist(),
@@ -323,8 +338,9 @@ class Policy(NDArrayOperatorsMixin):
         content = parse_json(raw)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("it is not a dpdl policy")
-        if content.get("version") != VERSION:
-            raise ValueError(f"its version is {content.get('version')!r:.200}, and this dpdl reads version {VERSION}")
+        if content.get("version") not in (1, VERSION):
+            known = f"this dpdl reads versions 1 to {VERSION}"
+            raise ValueError(f"its version is {content.get('version')!r:.200}, and {known}")
         checksum = str(content.get("checksum"))
         blank = raw.replace(checksum.encode(), b"0" * 64)
         if not is_sha256(checksum) or hashlib.sha256(blank).hexdigest() != checksum:
@@ -342,6 +358,10 @@ class Policy(NDArrayOperatorsMixin):
         )
         policy.evidence  # noqa: B018  checks it
         return policy
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, list) or (hasattr(value, "__array__") and np.ndim(value) > 0)
 
 
 @dataclass(frozen=True, repr=False)

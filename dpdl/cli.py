@@ -109,7 +109,7 @@ def _one_line(error: BaseException) -> str:
         name = {"costs": "cost", "T": "steps"}.get(match[1], match[1].replace("_", "-"))
         return f"--{name}" + (" " if match[2] else "")
 
-    names = "state|action|reward|costs|limits|gamma|next_state|episode|time|terminated|truncated|missing|kind"
+    names = "state|action|reward|costs|limits|gamma|next_state|episode|time|terminated|truncated|missing"
     return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=(\S?))", option, text)
 
 
@@ -297,7 +297,6 @@ def _add_log(parser: Any, *, gamma: bool = False) -> None:
     group.add_argument(
         "--missing", choices=("error", "drop"), default="error", help="rows with missing values (default %(default)s)"
     )
-    group.add_argument("--kind", help="kind of file, if its name does not say it")
     group.add_argument(
         "--bins",
         type=_count,

@@ -256,8 +256,8 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(raw[:cut])
         with pytest.raises(ValueError, match=r"policy\.json: it is not valid JSON"):
             Policy.load(path)
-    path.write_bytes(b'{"format": "dpdl policy", "version": 2}')
-    with pytest.raises(ValueError, match="its version is 2, and this dpdl reads version 1"):
+    path.write_bytes(b'{"format": "dpdl policy", "version": 3}')
+    with pytest.raises(ValueError, match="its version is 3, and this dpdl reads versions 1 to 2"):
         Policy.load(path)
     path.write_bytes(b"[1]")
     with pytest.raises(ValueError, match="it is not a dpdl policy"):

@@ -14,14 +14,14 @@ from dpdl.data.columns import Column, column_names, load
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.coverage import coverage
 from dpdl.models.judgement import constraint_names
-from dpdl.sources import kind_of
+from dpdl.sources.opening import kind_of
 
 KINDS = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}
 
 
 def inspect(options: Any) -> int:
     """Show the columns of a table, or the log that its columns make."""
-    if options.state is None and (options.kind or kind_of(options.log)) in ("csv", "parquet"):
+    if options.state is None and kind_of(options.log) in ("csv", "parquet"):
         return _inspect_columns(options)
     log = opened(options)
     facts = _facts(log)

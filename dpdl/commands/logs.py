@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dpdl.data.dataset import Dataset
-from dpdl.sources import open_log
+from dpdl.sources.opening import open_log
 
-NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated", "kind", "gamma")
+NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated", "gamma")
 
 
 def opened(options: Any) -> Dataset:

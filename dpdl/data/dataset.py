@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl.data import counts, packing, parquet_file, storage
 from dpdl.data import table as tables
+from dpdl.data.discretizer import Discretizer
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
@@ -246,6 +247,7 @@ class Dataset:
         terminated: str | bool | None = None,
         truncated: str | bool | None = None,
         missing: str = "error",
+        discretizer: Discretizer | Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Make a log from a table, one row per transition, with labels for states and actions.
 
@@ -285,6 +287,9 @@ class Dataset:
         missing : {"error", "drop"}, optional
             Raise a ValueError that lists missing and malformed values by column and row, or leave out their rows;
             `notes` then says how many. No transition skips a row that was left out: the episode is split there.
+        discretizer : Discretizer or mapping, optional
+            Makes states of the columns `state`, which hold numbers; or arguments of `Discretizer.fit` other than the
+            observations, ``{"bins": 8}``, to fit one to the states and next states of this table. The labels keep it.
 
         Returns
         -------
@@ -320,6 +325,7 @@ class Dataset:
             terminated=terminated,
             truncated=truncated,
             missing=missing,
+            discretizer=discretizer,
         )
         options: dict[str, Any] = {
             "n_states": len(found.labels.states),

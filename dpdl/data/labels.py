@@ -11,7 +11,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dpdl import _validation as check
+from dpdl.data.discretizer import Discretizer
 from dpdl.files.headers import expect_names
 
 
@@ -27,6 +30,9 @@ class Labels:
     ----------
     states, actions : iterable of hashable
         The labels.
+    discretizer : Discretizer, optional
+        Which state an observation is, if states were made of continuous observations. The labels of the states are then
+        those of its states that occur.
 
     Examples
     --------
@@ -41,10 +47,19 @@ class Labels:
 
     states: tuple[Hashable, ...]
     actions: tuple[Hashable, ...]
+    discretizer: Discretizer | None = None
 
-    def __init__(self, states: Iterable[Hashable], actions: Iterable[Hashable]) -> None:
+    def __init__(
+        self, states: Iterable[Hashable], actions: Iterable[Hashable], discretizer: Discretizer | None = None
+    ) -> None:
         object.__setattr__(self, "states", _checked("states", states))
         object.__setattr__(self, "actions", _checked("actions", actions))
+        if discretizer is not None:
+            check.instance("discretizer", discretizer, Discretizer)
+            for label in self.states:
+                if type(label) is not int or not 0 <= label < discretizer.n_states:
+                    raise ValueError(f"states: {label!r:.200} is not a state of the discretizer")
+            object.__setattr__(self, "discretizer", discretizer)
 
     def state(self, label: Hashable) -> int:
         """Index of a state; a ValueError names the closest labels if there is none."""
@@ -54,33 +69,55 @@ class Labels:
         """Index of an action; a ValueError names the closest labels if there is none."""
         return _find("action", label, self.actions, self._actions)
 
+    def observed(self, observations: Any) -> tuple[NDArray[np.int64], bool]:
+        """Indices of the states of observations, (n, d) or one (d,), and whether there are several."""
+        assert self.discretizer is not None
+        found = self.discretizer.states(observations)
+        states = found.reshape(-1)
+        rows = self._rows_of_cells[states]
+        if (rows < 0).any():
+            self.state(int(states[np.argmax(rows < 0)]))  # raises: the log has no such state
+        return rows, found.ndim > 0
+
     def to_json(self) -> dict[str, Any]:
         """Return the labels as lists that JSON can hold; a label of a kind that it cannot raises ValueError.
 
         Text, numbers, True and False are stored as they are, a tuple as a list, a date as ``{"date": "2024-03-01"}``.
+        ``discretizer`` is there only if there is one.
 
         Examples
         --------
         >>> Labels([("ward", 1), ("ward", 2)], [True, False]).to_json()
         {'states': [['ward', 1], ['ward', 2]], 'actions': [True, False]}
         """
-        return {
+        content: dict[str, Any] = {
             name: [_to_json(name, label) for label in values]
             for name, values in (("states", self.states), ("actions", self.actions))
         }
+        return content if self.discretizer is None else content | {"discretizer": self.discretizer.to_json()}
 
     @classmethod
     def from_json(cls, content: Any) -> Labels:
         """Make the labels that `to_json` stored."""
-        expect_names("labels", content, {"states", "actions"})
+        cells = content.get("discretizer") if isinstance(content, dict) else None
+        expect_names("labels", content, {"states", "actions"} | ({"discretizer"} if cells is not None else set()))
         for name in ("states", "actions"):
             if not isinstance(content[name], list):
                 raise ValueError(f"labels: {name} must be a list, got {content[name]!r:.200}")
-        return cls(map(_from_json, content["states"]), map(_from_json, content["actions"]))
+        discretizer = None if cells is None else Discretizer.from_json(cells)
+        return cls(map(_from_json, content["states"]), map(_from_json, content["actions"]), discretizer)
 
     @cached_property
     def _states(self) -> dict[Hashable, int]:
         return {label: k for k, label in enumerate(self.states)}
+
+    @cached_property
+    def _rows_of_cells(self) -> NDArray[np.int64]:
+        """Index of each state of the discretizer; -1 for one that does not occur."""
+        assert self.discretizer is not None
+        rows = np.full(self.discretizer.n_states, -1, dtype=np.int64)
+        rows[np.array(self.states)] = np.arange(len(self.states))
+        return rows
 
     @cached_property
     def _actions(self) -> dict[Hashable, int]:

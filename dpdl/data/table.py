@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data.columns import Column, Mask, load
+from dpdl.data.discretizer import Discretizer
 from dpdl.data.labels import Labels
 from dpdl.data.values import Coded, Codes, Faults, counted, in_rows
 
@@ -76,6 +77,7 @@ def read(
     terminated: str | bool | None = None,
     truncated: str | bool | None = None,
     missing: str = "error",
+    discretizer: Discretizer | Mapping[str, Any] | None = None,
 ) -> Columns:
     """Read a table; `Dataset.from_table` documents the arguments.
 
@@ -101,10 +103,19 @@ def read(
         tuples=tuple(name for name, given in (("state", state), ("action", action)) if not isinstance(given, str)),
     )
     roles.check()
-    return _read(load(table, roles.by_column()), roles, limits, drop=missing == "drop")
+    if discretizer is not None and not isinstance(discretizer, (Discretizer, Mapping)):
+        raise TypeError(f"discretizer must be a Discretizer or arguments of its fit, got {discretizer!r:.200}")
+    return _read(load(table, roles.by_column()), roles, limits, discretizer, drop=missing == "drop")
 
 
-def _read(columns: dict[str, Column], roles: _Roles, limits: dict[str, float], *, drop: bool) -> Columns:
+def _read(
+    columns: dict[str, Column],
+    roles: _Roles,
+    limits: dict[str, float],
+    discretizer: Discretizer | Mapping[str, Any] | None,
+    *,
+    drop: bool,
+) -> Columns:
     n = len(next(iter(columns.values())).values)
     if n == 0:
         raise ValueError("the table has no rows")
@@ -128,7 +139,10 @@ def _read(columns: dict[str, Column], roles: _Roles, limits: dict[str, float], *
     if roles.next_state is not None:  # of a row that ends its episode the next state is not used, and may be missing
         for column, name in zip(states, roles.next_state, strict=True):
             column.append(columns[name])
-    state = faults.codes(states, tuples="state" in roles.tuples, unused=terminated)
+    if discretizer is None:
+        state = faults.codes(states, tuples="state" in roles.tuples, unused=terminated)
+    else:
+        state = faults.cells(states, discretizer, terminated)
     faults.refuse(drop, roles.episode)
     if disorder is not None:
         raise disorder
@@ -160,7 +174,9 @@ def _read(columns: dict[str, Column], roles: _Roles, limits: dict[str, float], *
         terminated=terminated[kept],
         starts=starts,
         initial=rows.initial(s, used[n_none:], keep, placed, starts),
-        labels=Labels((state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions)),
+        labels=Labels(
+            (state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions), state.discretizer
+        ),
         names=tuple(limits),
         limits=tuple(limits.values()),
         notes=tuple(notes),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from numbers import Real
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl.data.columns import Column, Mask
+from dpdl.data.discretizer import Discretizer
 from dpdl.data.labels import one_kind, ordered, plain
 
 Codes = NDArray[np.int64]
@@ -27,6 +28,7 @@ class Coded:
 
     codes: Codes
     labels: list[Any]
+    discretizer: Discretizer | None = None
 
 
 @dataclass
@@ -137,6 +139,25 @@ class Faults:
                 raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
         return _tuples(coded) if tuples else coded[0]
 
+    def cells(self, parts: list[list[Column]], discretizer: Discretizer | Mapping[str, Any], unused: Mask) -> Coded:
+        """States that a discretizer, fitted first if need be, makes of columns of numbers; otherwise as `codes`."""
+        values, valid = [], []
+        for which in range(len(parts[0])):
+            used = ~unused if which else np.ones(self.n, dtype=bool)
+            columns = [part[which] for part in parts]
+            if which:
+                columns = [_without(one, unused) for one in columns]
+            values.append(np.stack([self.numbers(one) for one in columns], axis=1))
+            valid.append(used & ~self.of(*(one.name for one in columns)))
+        everything, known = np.concatenate(values), np.concatenate(valid)
+        codes = np.full(len(everything), -1, dtype=np.int64)
+        if not known.any():
+            return Coded(codes, [])
+        if not isinstance(discretizer, Discretizer):
+            discretizer = Discretizer.fit(everything[known], **discretizer)
+        codes[known] = discretizer.states(everything[known])
+        return Coded(codes, list(range(discretizer.n_states)), discretizer)
+
     def _converted(
         self, column: Column, convert: Callable[[Any], float], kinds: str, fault: str
     ) -> NDArray[np.float64]:
@@ -152,6 +173,12 @@ class Faults:
                 wrong[k] = True
         self.add(column, fault, wrong)
         return found
+
+
+def _without(column: Column, rows: Mask) -> Column:
+    """A column whose values in some rows are not looked at."""
+    values = column.values if column.values.dtype.kind in "biuf" else column.values.astype(object)
+    return replace(column, values=np.where(rows, 0, values), missing=column.missing & ~rows)
 
 
 def _refuse(value: Any) -> float:

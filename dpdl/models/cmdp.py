@@ -12,12 +12,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _core
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
+from dpdl.data.units import CostLimits, Units
+from dpdl.environments.table import Cost, Table, initial_distribution
 from dpdl.models import answers
 from dpdl.models.model import Model
 from dpdl.models.solution import Evaluation, Solution
@@ -53,6 +56,87 @@ class CMDP(Model):
     >>> round(machine.solve().reward, 6), round(machine.unconstrained().solve().reward, 6)
     (5.0, 10.0)
     """
+
+    #: Converts rewards and utilities to the user's units (`from_gymnasium`); None if they are as they were given.
+    units: Units | None = None
+
+    @classmethod
+    def from_gymnasium(
+        cls,
+        env: Any,
+        *,
+        gamma: float,
+        cost: Cost | None = None,
+        limits: ArrayLike | None = None,
+        normalised: bool | None = None,
+        rho0: ArrayLike | None = None,
+    ) -> CMDP:
+        """Make the model of a toy-text environment of Gymnasium from its transition table, ``env.unwrapped.P``.
+
+        Outcomes that end the episode are ends, other outcomes of a pair with the same next state are added up, and time
+        limits and other wrappers do not count. Expected rewards are divided by the largest, and costs are written as
+        utilities as by `Dataset.from_costs`; `units` converts back.
+
+        Parameters
+        ----------
+        env : gymnasium.Env
+            FrozenLake, Taxi, CliffWalking, or another environment with such a table.
+        gamma : float
+            Discount, in (0, 1).
+        cost : callable, optional
+            The cost of an outcome, ``cost(s, a, s_next, reward, terminated)``: a number, or an array of several.
+        limits, normalised
+            Needed with a cost, and meant as for `Dataset.from_costs`.
+        rho0 : array_like, shape (S,), optional
+            Distribution of the first state; by default that of the environment.
+
+        Examples
+        --------
+        >>> import gymnasium
+        >>> lake = CMDP.from_gymnasium(gymnasium.make("FrozenLake-v1"), gamma=0.99, limits=0.1, normalised=False,
+        ...                            cost=lambda s, a, s_next, reward, terminated: terminated and reward == 0)
+        >>> best = lake.solve()
+        >>> round(lake.units.reward(best.reward), 4), lake.units.costs(best.utilities).round(4).tolist()
+        (0.4591, [0.1])
+        """
+        if (cost is None) != (limits is None) or (cost is None) != (normalised is None):
+            raise TypeError("cost, limits and normalised go together: give all three or none")
+        table = Table.of(env, cost)
+        S, A = table.n_states, table.n_actions
+        rho0 = initial_distribution(env) if rho0 is None else rho0
+        if rho0 is None:
+            raise TypeError("the environment does not say where episodes begin: pass rho0=")
+        pairs = np.broadcast_to(np.arange(S * A)[:, None], table.p.shape)
+        going_on = (table.p > 0) & ~table.terminated
+        entries = (table.p[going_on], (pairs[going_on], table.s_next[going_on]))
+        P = sp.coo_array(entries, shape=(S * A, S)).tocsr()  # adds up what is given twice
+        ends = (table.p * table.terminated).sum(axis=1)
+        r = (table.p * table.reward).sum(axis=1)
+        reward_scale = float(abs(r).max()) or 1.0
+        n_costs = table.costs.shape[2]
+        units, u = Units(reward_scale, ()), np.empty((0, S * A))
+        if limits is not None and normalised is not None:
+            rule = CostLimits.of(limits, gamma, normalised, n_costs)
+            slack = rule.slack(table.costs.reshape(-1, n_costs), table.terminated.ravel())
+            u = np.einsum("pk,pki->ip", table.p, slack.reshape(table.costs.shape))
+            units = rule.units(reward_scale, abs(u).max(axis=1))
+        u = u / np.array(units.utility_scale)[:, None]
+        shape = (S, A)
+        model = cls(
+            P, (r / reward_scale).reshape(shape), u.reshape(-1, *shape), gamma, rho0,
+            ends.reshape(shape) if ends.any() else None,
+        )  # fmt: skip
+        object.__setattr__(model, "units", units)
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"units": self.units}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if state["units"] is not None:
+            check.instance("units", state["units"], Units)
+            object.__setattr__(self, "units", state["units"])
 
     def evaluate(self, policy: ArrayLike) -> Evaluation:
         """Return the exact reward, utilities and occupancy of an (S, A) policy; see `dpdl.exact.evaluate`.
@@ -92,7 +176,10 @@ class CMDP(Model):
         >>> machine.unconstrained().n_utilities
         0
         """
-        return CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0, self.ends)
+        model = CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0, self.ends)
+        if self.units is not None:
+            object.__setattr__(model, "units", Units(self.units.reward_scale, ()))
+        return model
 
     def slater(self, psi: float | None = None, mu: ArrayLike | None = None) -> float:
         """Return (1-gamma) times the best worst utility of a policy; see `dpdl.exact.slater`.
@@ -227,7 +314,10 @@ class CMDP(Model):
 
     def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
         sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
-        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
+        log = Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
+        if self.units is not None:
+            log.__dict__.update(units=self.units)
+        return log
 
 
 def _cumulative(probabilities: Array) -> Array:
