@@ -44,8 +44,8 @@ examples:
   dpdl inspect clinic.csv
   dpdl solve clinic.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
       {COSTS} -o answer
-  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
-      {COSTS}
+  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} \\
+      {EPISODES} {COSTS}
 """,
     "inspect": f"""\
 examples:
@@ -62,8 +62,8 @@ examples:
 """,
     "certify": f"""\
 examples:
-  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
-      {COSTS}
+  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} \\
+      {EPISODES} {COSTS}
 """,
     "learn": f"""\
 examples:
@@ -110,7 +110,7 @@ def _one_line(error: BaseException) -> str:
         return f"--{name}" + (" " if match[2] else "")
 
     names = "state|action|reward|costs|limits|gamma|next_state|episode|time|terminated|truncated|missing"
-    return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=(\S?))", option, text)
+    return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=([\"\w]?))", option, text)
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:

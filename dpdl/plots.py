@@ -68,7 +68,9 @@ def draw_convergence(recorder: Recorder, path: Target) -> None:
         _line(ax, steps[known], table["gap"][known], "gap: could still be earned,\nat most")
         ax.set_ylim(bottom=min(0.0, float(table["gap"][known].min())))
     else:
-        ax.text(0.5, 0.5, "no gap is known: a constraint\nis estimated to be broken", ha="center", transform=ax.transAxes)
+        ax.text(
+            0.5, 0.5, "no gap is known: a constraint\nis estimated to be broken", ha="center", transform=ax.transAxes
+        )
     for ax in axes[:panels]:
         ax.set_xlabel("steps")
         ax.xaxis.set_major_formatter(FuncFormatter(_short))
@@ -103,7 +105,9 @@ def draw_certificate(certificate: Certificate, path: Target) -> None:
     relative = all(one.limit for one in rows)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "limit" if abs(x) < 1e-12 else f"{100 * x:+.3g}%"))
     ax.set_xlabel("distance to the limit, relative to it" if relative else "distance to the limit, relative")
-    ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.28 if len(rows) < 3 else 1.15), ncols=2)
+    ax.legend(
+        fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.28 if len(rows) < 3 else 1.15), ncols=2
+    )
     _save(figure, path)
 
 
@@ -161,7 +165,9 @@ def _draw_use(ax: Any, log: Dataset, policy: ArrayLike, gamma: float) -> None:
     counts[log.pairs] = log.pair_counts
     share = occupancy.ravel() / occupancy.sum()
     used = share > 1e-6
-    ax.scatter(np.maximum(counts[used], 0.5), share[used], s=14, color=BLUE, alpha=0.6, lw=0, rasterized=used.sum() > 2000)
+    ax.scatter(
+        np.maximum(counts[used], 0.5), share[used], s=14, color=BLUE, alpha=0.6, lw=0, rasterized=used.sum() > 2000
+    )
     never = used & (counts == 0)
     if never.any():
         ax.scatter(np.full(never.sum(), 0.5), share[never], s=24, marker="x", color=RED, label="never logged")
@@ -249,7 +255,9 @@ def draw_grid(
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
     mass = None if occupancy is None else np.asarray(occupancy, dtype=float).reshape(rows * columns, -1).sum(axis=1)
     _cells(ax, shape, cells, mass)
-    for (name, where), colour, hatch in zip((shaded or {}).items(), (RED, PURPLE, WALL), ("xx", "..", "//"), strict=False):
+    for (name, where), colour, hatch in zip(
+        (shaded or {}).items(), (RED, PURPLE, WALL), ("xx", "..", "//"), strict=False
+    ):
         for k, cell in enumerate(where):
             _shade(ax, *cells[cell], colour, hatch, label=name if k == 0 else None)
     hidden = {cell for where in (shaded or {}).values() for cell in where} | set(marks or ())
@@ -312,9 +320,7 @@ def _shade(
 ) -> None:
     face = colour if solid else (*(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)), 0.25)
     ax.add_patch(
-        Rectangle(
-            (column - 0.5, row - 0.5), 1, 1, facecolor=face, edgecolor=colour, hatch=hatch, lw=0.8, label=label
-        )
+        Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=face, edgecolor=colour, hatch=hatch, lw=0.8, label=label)
     )
 
 

@@ -123,21 +123,41 @@ def _certificate(answer: Answer) -> str:
     rows = []
     for one in found.constraints:
         verdict = '<span class="kept">kept</span>' if one.kept else '<span class="broken">not shown</span>'
-        rows.append([_name(one), _number(one.estimate), _number(one.error, 2), _number(one.bound), _limit(one), verdict])
-    table = _table(["constraint", "estimate", "std. error", "bound", "limit", "verdict"], rows, raw=(5,)) if rows else ""
-    picture = _picture("draw_certificate", "estimates and bounds of the constraints relative to their limits", found) if rows else ""
-    reward = [["this policy", found.reward]] + ([] if found.behaviour is None else [["behaviour policy, which made the log", found.behaviour]])
+        rows.append(
+            [_name(one), _number(one.estimate), _number(one.error, 2), _number(one.bound), _limit(one), verdict]
+        )
+    table = (
+        _table(["constraint", "estimate", "std. error", "bound", "limit", "verdict"], rows, raw=(5,)) if rows else ""
+    )
+    picture = (
+        _picture("draw_certificate", "estimates and bounds of the constraints relative to their limits", found)
+        if rows
+        else ""
+    )
+    reward = [["this policy", found.reward]] + (
+        [] if found.behaviour is None else [["behaviour policy", found.behaviour]]
+    )
     episodes = any(one.per_episode is not None for _, one in reward)
-    head = ["reward", "estimate", "std. error", "lower bound", *(["per episode, undiscounted"] if episodes else [])]
+    head = ["reward", "estimate", "std. error", "lower bound", *(["per episode"] if episodes else [])]
     gains = _table(
         head,
         [
-            [name, _number(one.estimate), _number(one.error, 2), _number(one.bound), *([_episode(one)] if episodes else [])]
+            [
+                name,
+                _number(one.estimate),
+                _number(one.error, 2),
+                _number(one.bound),
+                *([_episode(one)] if episodes else []),
+            ]
             for name, one in reward
         ],
     )
-    unseen = "" if found.unseen <= 1e-9 else (
-        f"<p>{found.unseen:.2%} of the time is spent where the log shows nothing; that is counted as the worst case.</p>"
+    unseen = (
+        ""
+        if found.unseen <= 1e-9
+        else (
+            f"<p>{found.unseen:.2%} of the time is spent where the log shows nothing; that is counted as the worst case.</p>"
+        )
     )
     return f"<h2>{title}</h2>{table}{picture}{gains}{unseen}"
 
@@ -145,7 +165,9 @@ def _certificate(answer: Answer) -> str:
 def _needed(answer: Answer) -> str:
     if answer.needed is None:
         return ""
-    rows = [[str(state), str(action), f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where]
+    rows = [
+        [str(state), str(action), f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where
+    ]
     return (
         f"<h2>What would help</h2><p>About {answer.needed.n_transitions:,} transitions of the same kind would do "
         "(an extrapolation, not a promise). Most of the uncertainty comes from:</p>"
@@ -157,8 +179,14 @@ def _coverage(answer: Answer, log: Dataset | None) -> str:
     picture = ""
     if log is not None:
         gamma = answer.settings["gamma"]
-        picture = _picture("draw_coverage", "how often pairs were logged, and where the policy acts", log, policy=answer.policy, gamma=gamma)
-    return f"<h2>What the log covers</h2><div class=\"wide\">{answer.coverage._repr_html_()}</div>{picture}"
+        picture = _picture(
+            "draw_coverage",
+            "how often pairs were logged, and where the policy acts",
+            log,
+            policy=answer.policy,
+            gamma=gamma,
+        )
+    return f'<h2>What the log covers</h2><div class="wide">{answer.coverage._repr_html_()}</div>{picture}'
 
 
 def _policy(answer: Answer) -> str:
@@ -169,12 +197,19 @@ def _policy(answer: Answer) -> str:
     order = _by_visits(policy)[:MOST_STATES]
     rows = [[str(states[k]), *(_share(share) for share in policy[k])] for k in order]
     more = len(states) - len(order)
-    rest = f"<p class=\"soft\">The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>" if more else ""
+    rest = (
+        f'<p class="soft">The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>'
+        if more
+        else ""
+    )
     return f"<h2>The policy</h2><p>Probability of each action.</p>{_table(['state', *map(str, actions)], rows)}{rest}"
 
 
 def _making(answer: Answer) -> str:
-    settings = "".join(f"<tr><td>{escape(str(name))}</td><td>{escape(_shown(value))}</td></tr>" for name, value in answer.settings.items())
+    settings = "".join(
+        f"<tr><td>{escape(str(name))}</td><td>{escape(_shown(value))}</td></tr>"
+        for name, value in answer.settings.items()
+    )
     tried = answer.candidates[:MOST_ROWS]
     rows = [
         [
@@ -183,9 +218,17 @@ def _making(answer: Answer) -> str:
         ]
         for k, one in enumerate(tried)
     ]  # fmt: skip
-    table = _table(["candidate", "margin kappa", "deviation psi", "pessimism", "reward, estimate", "certified"], rows) if rows else ""
+    table = (
+        _table(["candidate", "margin kappa", "deviation psi", "pessimism", "reward, estimate", "certified"], rows)
+        if rows
+        else ""
+    )
     more = len(answer.candidates) - len(tried)
-    picture = _picture("draw_candidates", "estimated reward of the candidates, in the order tried", answer) if len(rows) > 1 else ""
+    picture = (
+        _picture("draw_candidates", "estimated reward of the candidates, in the order tried", answer)
+        if len(rows) > 1
+        else ""
+    )
     return (
         f'<h2>How it was made</h2><div class="wide"><table>{settings}</table></div>'
         f"<p>{len(answer.candidates)} candidate policies were tried.</p>{table}"
@@ -263,7 +306,9 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]], raw: tuple[int, ...] = (), left: tuple[int, ...] = ()) -> str:
+def _table(
+    head: Iterable[str], rows: Iterable[Sequence[str]], raw: tuple[int, ...] = (), left: tuple[int, ...] = ()
+) -> str:
     """A table that scrolls on a narrow screen; cells in the columns `raw` are HTML already."""
 
     def cell(k: int, text: str) -> str:

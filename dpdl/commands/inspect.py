@@ -77,7 +77,9 @@ def _inspect_columns(options: Any) -> int:
     n = len(next(iter(columns.values())).values) if columns else 0
     found = {name: _described(column) for name, column in columns.items()}
     rows = [("column", "kind", "distinct", "missing", "values")]
-    rows += [(name, one["kind"], f"{one['distinct']:,}", f"{one['missing']:,}", one["shown"]) for name, one in found.items()]
+    rows += [
+        (name, one["kind"], f"{one['distinct']:,}", f"{one['missing']:,}", one["shown"]) for name, one in found.items()
+    ]
     hint = (
         "Say which column is what to see the log that they make:\n"
         f"  dpdl inspect {os.fspath(options.log)} --state COLUMN --action COLUMN --reward COLUMN \\\n"
@@ -95,7 +97,11 @@ def _described(column: Column) -> dict[str, Any]:
     if text or len(distinct) <= 5:
         shown = ", ".join(str(one) for one in distinct[:5]) + (", ..." if len(distinct) > 5 else "")
     else:
-        shown = f"{distinct[0]:.6g} to {distinct[-1]:.6g}" if values.dtype.kind != "M" else f"{values.min()} to {values.max()}"
+        shown = (
+            f"{distinct[0]:.6g} to {distinct[-1]:.6g}"
+            if values.dtype.kind != "M"
+            else f"{values.min()} to {values.max()}"
+        )
     return {
         "kind": "text" if text else KINDS[values.dtype.kind],
         "distinct": len(distinct),
@@ -107,6 +113,9 @@ def _described(column: Column) -> dict[str, Any]:
 def _table(rows: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return [
-        "  ".join(cell.ljust(width) if k in left else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(width) if k in left else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]

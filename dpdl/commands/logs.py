@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dpdl.data.dataset import Dataset
+from dpdl.data.discretizer import Discretizer
 from dpdl.sources.opening import open_log
 
 NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated", "gamma")
 
 
-def opened(options: Any) -> Dataset:
-    """The log that the options describe."""
+def opened(options: Any, discretizer: Discretizer | None = None) -> Dataset:
+    """The log that the options describe; a policy that is to be compared with it brings its discretizer along."""
     costs = dict(options.costs or ())
     if len(costs) < len(options.costs or ()):
         raise ValueError("--cost names a column twice")
@@ -27,7 +28,7 @@ def opened(options: Any) -> Dataset:
         costs=costs or None,
         limits=options.limits,
         missing=options.missing,
-        discretizer=_discretizer(options),
+        discretizer=discretizer or _discretizer(options),
     )
 
 
@@ -41,4 +42,5 @@ def _discretizer(options: Any) -> dict[str, Any] | None:
         if options.discretize is not None:
             raise ValueError("--discretize needs --bins")
         return None
-    return {"method": options.discretize or "quantile", "bins": options.bins}
+    method = options.discretize or "quantile"
+    return {"method": method, "clusters" if method == "kmeans" else "bins": options.bins}

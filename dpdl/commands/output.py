@@ -59,10 +59,10 @@ class Folder:
         there = [name for name in names if (path / name).exists()]
         if there and not overwrite:
             raise ValueError(f"{path} has {', '.join(there)} already; --overwrite replaces them")
-        path.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Remove what an earlier run has written: a policy that is not certified any more must not stay."""
+        """Make the folder, without what an earlier run has written: a policy that is no longer certified must go."""
+        self.path.mkdir(parents=True, exist_ok=True)
         for name in self.names:
             (self.path / name).unlink(missing_ok=True)
 

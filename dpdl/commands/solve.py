@@ -9,7 +9,7 @@ import numpy as np
 
 from dpdl.acting import Policy
 from dpdl.commands.logs import opened
-from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
+from dpdl.commands.output import INFEASIBLE, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
 from dpdl.deploying.certificate import certify as certificate_of
@@ -64,10 +64,8 @@ def _write(answer: Answer, log: Dataset, out: Folder) -> dict[str, Path]:
 def certify(options: Any) -> int:
     """Certify a policy of a file on a log."""
     policy = Policy.load(options.policy)
-    log = opened(options)
-    found = certificate_of(
-        aligned(policy, log), log, gamma=options.gamma, delta=options.delta, method=options.method
-    )
+    log = opened(options, None if policy.labels is None else policy.labels.discretizer)
+    found = certificate_of(aligned(policy, log), log, gamma=options.gamma, delta=options.delta, method=options.method)
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
     show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
     return OK if found.holds else NOT_ENOUGH_DATA

@@ -34,7 +34,7 @@ _INDISTINGUISHABLE = 1e-9
 
 
 def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
-    """Return the (S, S) kernel of the states under a policy: P_pi(s, s') = sum_a pi(a|s) P(s'|s, a).
+    """Return the (S, S) kernel of the states under a policy: ``P_pi(s, s') = sum_a pi(a|s) P(s'|s, a)``.
 
     Where episodes end, the next one begins in a state drawn from rho0.
 
@@ -49,7 +49,7 @@ def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
 
 
 def pair_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
-    """Return the (S*A, S*A) kernel of the pairs (s, a) under a policy: P(s'|s, a) pi(a'|s'), pair s A + a.
+    """Return the (S*A, S*A) kernel of the pairs (s, a) under a policy: ``P(s'|s, a) pi(a'|s')``.
 
     A pair whose action the policy never takes is transient, and `stationary` says so.
 
