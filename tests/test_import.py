@@ -6,7 +6,22 @@ from pathlib import Path
 
 import dpdl
 
-HEAVY = [*(f"scipy.{name}" for name in ("stats", "optimize", "spatial", "special")), "matplotlib", "pyarrow", "pandas"]
+HEAVY = [
+    *(f"scipy.{name}" for name in ("stats", "optimize", "spatial", "special")),
+    *(
+        "matplotlib",
+        "pyarrow",
+        "pandas",
+        "polars",
+        "dask",
+        "distributed",
+        "tqdm",
+        "h5py",
+        "minari",
+        "gymnasium",
+        "sklearn",
+    ),
+]
 
 
 def python(code, **options):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpdl import CMDP, Dataset, exact
-from dpdl.models import judgement
+from dpdl.models import judgement, solving
 from dpdl.models.judgement import Judge, judge
 from test_ends import GAMMA, ending_model
 
@@ -33,7 +33,7 @@ def test_estimates_are_the_values_on_the_plug_in_model():
 
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_systems_of_many_states_are_solved_as_those_of_few(limit, monkeypatch):
-    monkeypatch.setattr(judgement, "DIRECT_STATES", limit)
+    monkeypatch.setattr(solving, "DIRECT_STATES", limit)
     model = fast_model(3, S=300, gamma=0.99)
     policy = np.random.default_rng(1).dirichlet(np.ones(3), 300)
     chain, exactly = judgement.Chain(model, policy, model.gamma), model.evaluate(policy)

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
-DELAY = 2.0
-INTERVAL = 0.2
+from dpdl.models.status_line import DELAY, INTERVAL, on_terminal
+
 LOG_INTERVAL = 10.0
 
 logger = logging.getLogger("dpdl")
@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, total: int, show: bool | None, first: int = 0, label: str = "learning") -> None:
         self.total, self.first, self.label = max(total, 1), first, label
-        self.show = sys.stderr is not None and (_on_terminal() if show is None else show)
+        self.show = on_terminal() if show is None else show and sys.stderr is not None
         self.started = self.drawn = time.monotonic()
         self.bar: Any = None
         self.width = 0
@@ -73,13 +73,6 @@ class Progress:
                 self.bar.close()
             elif self.width:
                 print("\r" + " " * self.width + "\r", end="", file=sys.stderr, flush=True)
-
-
-def _on_terminal() -> bool:
-    try:
-        return sys.stderr.isatty()
-    except ValueError:  # standard error was closed
-        return False
 
 
 def _tqdm(total: int, first: int, label: str) -> Any:

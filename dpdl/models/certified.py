@@ -67,13 +67,14 @@ def solve(program: Program) -> Answer | None:
         nearest = _by_mixtures(feasibility, [nearest])
     if nearest.bound < -TOLERANCE:
         return None
-    start = [one for one in (answer, _judged(program, nearest.policy)) if one.feasible]
+    start = [one for one in (answer, judged(program, nearest.policy)) if one.feasible]
     if small and start:
         return _by_mixtures(program, start)
     return start[0] if start else answer
 
 
-def _judged(program: Program, policy: Array, bound: float = np.inf) -> Answer:
+def judged(program: Program, policy: Array, bound: float = np.inf) -> Answer:
+    """Evaluate a policy as a solution of a program whose values have this upper bound."""
     p, error = state_occupancy(program.cmdp, policy)
     q = (p[:, None] * policy).ravel()
     return Answer(policy, q, program.value(q) - error, program.excess(q) + error, bound)
@@ -86,8 +87,8 @@ def _by_highs(program: Program) -> Answer:
         found = programs.propose(attempt)
         if found is not None:
             policy = policies.from_occupancy(found.q.reshape(shape))
-            return _judged(program, policy, program.bound(found.V, found.w))
-    return _judged(program, policies.uniform(*shape))
+            return judged(program, policy, program.bound(found.V, found.w))
+    return judged(program, policies.uniform(*shape))
 
 
 def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
@@ -125,7 +126,7 @@ def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
         if bound <= TOLERANCE / 100 - master.fun or gain @ found <= (q @ gain).max() + VISITS_ERROR:
             break
         q = np.vstack([q, found])
-    return _judged(program, policies.from_occupancy((mixture @ q[: len(mixture)]).reshape(shape)), bound)
+    return judged(program, policies.from_occupancy((mixture @ q[: len(mixture)]).reshape(shape)), bound)
 
 
 class _Pricing:

@@ -19,11 +19,10 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import breadth_first_order
 
@@ -35,19 +34,14 @@ from dpdl.data.units import Units
 from dpdl.models.cmdp import CMDP
 from dpdl.models.linear_programs import fill
 from dpdl.models.plug_in import plug_in
+from dpdl.models.solving import Kernel
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
 #: See `tolerances`.
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
-#: Up to this many states linear systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
-DIRECT_STATES = 2000
 #: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
 SWEEPS, SWEEPS_AT_ONCE = 500, 25
-#: Sweeps of a fixed point iteration before sparse factors are made.
-FIXED_POINT_SWEEPS = 5000
-#: Relative residual to which systems are solved.
-RESIDUAL = 1e-10
 
 
 @dataclass(frozen=True)
@@ -438,7 +432,7 @@ class Chain:
         kernel.eliminate_zeros()
         self.reached = _reachable(kernel, np.flatnonzero(model.rho0))
         self.kernel = kernel[self.reached][:, self.reached]
-        self.matrix = sp.csc_array(sp.eye_array(len(self.reached)) - gamma * self.kernel)
+        self._solve = Kernel(self.kernel, gamma).solve
 
     @property
     def always_ends(self) -> bool:
@@ -458,33 +452,8 @@ class Chain:
         """Value functions of gains (k, S A), one a row, (k, S)."""
         V = np.zeros((len(gains), self.model.n_states))
         for row, gain in zip(V, gains, strict=True):
-            row[self.reached] = self._solve((self.choose @ gain)[self.reached], transposed=False)
+            row[self.reached] = self._solve((self.choose @ gain)[self.reached])
         return V
-
-    @cached_property
-    def _factors(self) -> Any:
-        return scipy.sparse.linalg.splu(self.matrix)
-
-    def _solve(self, right: Array, *, transposed: bool) -> Array:
-        """Solve (I - gamma K) x = right, or the transposed system.
-
-        Sparse factors of random graphs fill in, so iterations come first for many states: BiCGSTAB, which may break
-        down, then the fixed point of x = right + gamma K x, unless gamma is so close to one that it takes too long.
-        """
-        if len(right) > DIRECT_STATES:
-            kernel = sp.csr_array(self.kernel.T if transposed else self.kernel)
-            matrix = scipy.sparse.linalg.LinearOperator(
-                kernel.shape, matvec=lambda x: x - self.gamma * (kernel @ x), dtype=np.float64
-            )
-            x, failed = scipy.sparse.linalg.bicgstab(matrix, right, rtol=RESIDUAL, maxiter=200)
-            if not failed:
-                return x
-            size = RESIDUAL * float(abs(right).max())
-            for _ in range(FIXED_POINT_SWEEPS):
-                previous, x = x, right + self.gamma * (kernel @ x)
-                if not abs(x - previous).max() > size:
-                    return x
-        return self._factors.solve(right, trans="T" if transposed else "N")
 
 
 def _reachable(kernel: sp.csr_array, start: NDArray[np.intp]) -> NDArray[np.intp]:

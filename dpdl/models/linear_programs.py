@@ -18,7 +18,7 @@ the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -198,14 +198,14 @@ class Proposal(NamedTuple):
     w: Array
 
 
-def propose(program: Program) -> Proposal | None:
-    """Solve by HiGHS; None if it reports no optimum."""
+def propose(program: Program, solver: Solver | None = None) -> Proposal | None:
+    """Solve by `optimum`, or by another solver with the same arguments; None if it finds no optimum."""
     cmdp, caps = program.cmdp, program.caps
     pairs = np.flatnonzero(caps)
     scale = np.minimum(1, caps[pairs])
     balance = _Balance.of(cmdp, pairs, scale)
     G, size = _equilibrated(sp.hstack([program.rows[:, pairs] * scale[None], program.rows_t[:, None]]))
-    found = optimum(
+    found = (solver or optimum)(
         -np.append(program.gain[pairs] * scale, program.gain_t),
         equal=(sp.hstack([balance.E, sp.csc_array((cmdp.n_states, 1))]), balance.b),
         at_most=([G], [program.limits / size]),
@@ -307,6 +307,10 @@ class Optimum(NamedTuple):
     y: Array
     V: Array
     w: Array
+
+
+#: A function with the arguments and the result of `optimum`.
+Solver = Callable[..., Optimum | None]
 
 
 def optimum(

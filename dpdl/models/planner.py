@@ -33,6 +33,7 @@ from dpdl.models.linear_programs import OPTIONS, TOLERANCE
 from dpdl.models.model import Model
 from dpdl.models.pricing import Pricing, Rows
 from dpdl.models.solution import Solution
+from dpdl.models.status_line import StatusLine
 
 #: A search ends when the bounds of its policy are this part of the gap apart.
 _PART_OF_GAP = 0.25
@@ -118,6 +119,8 @@ def plan(
 ) -> Plan:
     """Find the best policy with J^u_i >= kappa for every i, to a relative gap `tol`.
 
+    A search of more than two seconds shows its bounds in a line on the terminal, if there is one. Ctrl-C ends it.
+
     Parameters
     ----------
     model : CMDP
@@ -151,7 +154,8 @@ def plan(
     kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, check.whole("max_columns", max_columns, at_least=1), callback)
-    return _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits).plan()
+    with StatusLine() as line:
+        return _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line).plan()
 
 
 def slater_bounds(
@@ -182,8 +186,52 @@ def slater_bounds(
     accuracy = max(check.real("accuracy", accuracy, at_least=0), TOLERANCE)
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
-    planner = _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits)
-    return planner.slater(accuracy)
+    with StatusLine() as line:
+        return _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits, line).slater(accuracy)
+
+
+class Planner:
+    """Plans of one model for many margins: the policies that were found for one are columns for the next.
+
+    Parameters
+    ----------
+    model, tol, allowed, time_limit
+        As for `plan`; the time limit is for all plans together.
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> planner = Planner(one_state)
+    >>> [round(planner.plan([kappa]).reward, 6) for kappa in (0.0, 1.0)], round(planner.most_careful([0.0]).reward, 6)
+    ([1.0, 0.5], 0.0)
+    """
+
+    def __init__(
+        self, model: Model, tol: float = 1e-3, *, allowed: ArrayLike | None = None, time_limit: float | None = None
+    ) -> None:
+        self._model = model
+        tol, seconds = check.real("tol", tol, at_least=0), check.seconds("time_limit", time_limit)
+        self._limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
+        self._planner = _Planner(model, 0.0, tol, _mask(allowed, model.r.shape), self._limits, StatusLine())
+
+    def _begin(self, kappa: ArrayLike) -> _Planner:
+        margins = check.numbers_array("kappa", kappa, shape=(self._model.n_utilities,))
+        self._planner.begin((1 - self._model.gamma) * margins)
+        return self._planner
+
+    def plan(self, kappa: ArrayLike) -> Plan:
+        """Find the best policy with J^u_i >= kappa[i] for every i."""
+        planner = self._begin(kappa)
+        with planner.line:
+            return planner.plan()
+
+    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Plan:
+        """Find the policy with the largest least margin J^u_i - kappa[i]; the status is "limit"."""
+        planner = self._begin(kappa)
+        with planner.line:
+            planner.slater(accuracy)
+            return planner.finish("limit")
 
 
 def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -260,29 +308,40 @@ class _Planner:
     """Column generation; all values are normalised, (1-gamma) times the discounted ones."""
 
     def __init__(
-        self, model: Model, kappa: float, tol: float, allowed: NDArray[np.bool_] | None, limits: _Limits
+        self,
+        model: Model,
+        kappa: Array | float,
+        tol: float,
+        allowed: NDArray[np.bool_] | None,
+        limits: _Limits,
+        line: StatusLine,
     ) -> None:
-        self.model, self.kappa, self.limits = model, kappa, limits
+        self.model, self.limits, self.line, self.tol = model, limits, line, tol
         self.unit, self.rows = 1 - model.gamma, Rows.of(model, allowed)
         self.pricing, self.columns = Pricing(self.rows), list[_Column]()
-        self.n_utilities, self.n_iterations, self.room = len(self.rows.gains) - 1, 0, 0.0
+        self.n_utilities, self.n_iterations = len(self.rows.gains) - 1, 0
+        self.begin(kappa)
+
+    def begin(self, kappa: Array | float) -> None:
+        """Ask for other margins; the columns that were found stay."""
+        self.kappa, self.room = np.broadcast_to(kappa, self.n_utilities), 0.0
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(1, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown)
-        self.reward = _Phase(2, np.append(1.0, none), unknown, tol)
+        self.reward = _Phase(2, np.append(1.0, none), unknown, self.tol)
 
     def plan(self) -> Plan:
         """Run both phases."""
         try:
             first = self._price(self.reward, self.reward.prices)
-            if self.n_utilities and (first.values - first.error)[1:].min() < self.kappa:
+            if self.n_utilities and ((first.values - first.error)[1:] - self.kappa).min() < 0:
                 self._generate(self.margin, self._feasibility_is_clear)
                 if self.margin.upper < -TOLERANCE:
-                    return self._result("infeasible")
+                    return self.finish("infeasible")
                 self.room = max(0.0, -self.margin.lower)
             self._generate(self.reward, self.reward.closed)
         except _Stop as stop:
-            return self._result(str(stop))
-        return self._result("optimal")
+            return self.finish(str(stop))
+        return self.finish("optimal")
 
     def slater(self, accuracy: float) -> tuple[float, float]:
         """Run phase one until its bounds are this close."""
@@ -329,7 +388,7 @@ class _Planner:
 
     def _price(self, phase: _Phase, prices: Array) -> _Column:
         """Add the column that is best at these prices, and take the upper bound that it gives if that is better."""
-        charge = self.kappa * float(prices[1:].sum())
+        charge = float(self.kappa @ prices[1:])
 
         def enough(low: float, high: float) -> bool:
             self._check_time()
@@ -373,7 +432,7 @@ class _Planner:
         """Solve the master program of a phase; the values of the columns enter less their errors."""
         self.n_iterations += 1
         worst = np.array([column.values - column.error for column in self.columns])
-        rewards, rows, one = worst[:, 0], self.kappa - worst[:, 1:].T, float(phase is self.margin)
+        rewards, rows, one = worst[:, 0], self.kappa[:, None] - worst[:, 1:].T, float(phase is self.margin)
         size = max(float(np.ptp(rewards)), TOLERANCE)
         sizes = np.maximum(abs(rows).max(axis=1), TOLERANCE)  # HiGHS's tolerances are absolute
         scaled = rows / sizes[:, None]
@@ -404,17 +463,25 @@ class _Planner:
         if time.monotonic() >= self.limits.deadline:
             raise _Stop("limit")
 
+    def _slater(self) -> tuple[float, float]:
+        """Bounds of the Slater constant by those of the least margin."""
+        least, most = (self.kappa.min(), self.kappa.max()) if self.n_utilities else (0.0, 0.0)
+        return float(self.margin.lower + least), float(self.margin.upper + most)
+
     def _report(self, phase: _Phase) -> None:
+        bounds = np.array([phase.lower, phase.upper])
+        low, high = self._slater() if phase is self.margin else bounds / self.unit
+        if self.line.is_due():
+            what = "Slater constant" if phase is self.margin else "reward"
+            self.line.draw(f"planning: {len(self.columns)} policies, {what} between {low:.6g} and {high:.6g}")
         if self.limits.callback is None:
             return
-        bounds = np.array([phase.lower, phase.upper])
-        low, high = bounds + self.kappa if phase is self.margin else bounds / self.unit
         try:
             self.limits.callback(Progress(phase.number, float(low), float(high), len(self.columns)))
         except StopIteration:
             raise _Stop("limit") from None
 
-    def _result(self, status: str) -> Plan:
+    def finish(self, status: str) -> Plan:
         shape, infeasible = self.model.r.shape, status == "infeasible"
         phase = self.margin if infeasible else self.reward
         occupancy = policy = np.full(shape, np.nan)
@@ -424,7 +491,7 @@ class _Planner:
             occupancy, policy, error = self._mixed(weights)
             reward = float(np.vdot(occupancy, self.model.r))
             utilities = np.einsum("isa,sa->i", self.model.u, occupancy)
-            safe = self.unit * (utilities.min(initial=np.inf) + error) >= self.kappa - TOLERANCE
+            safe = (self.unit * (utilities + error) - self.kappa).min(initial=np.inf) >= -TOLERANCE
             lower = reward - error if safe else -np.inf
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
@@ -439,7 +506,7 @@ class _Planner:
             upper=np.nan if infeasible else self.reward.upper / self.unit,
             lam=phase.prices[1:],
             V=phase.V,
-            slater=(self.margin.lower + self.kappa, self.margin.upper + self.kappa),
+            slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,
             n_passes=self.pricing.n_passes,

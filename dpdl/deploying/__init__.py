@@ -1,0 +1,1 @@
+"""Policies that may be deployed: certificates, answers, coverage."""

@@ -1,0 +1,236 @@
+"""The model by which policies are certified: what the log shows, and what it may not have shown yet.
+
+The outcomes (r, u, s') of a pair with n visits have a Dirichlet process as their posterior: with weight n the observed
+ones, with weight alpha an outcome from anywhere, the next state uniform among those that the log visits (and the end,
+if episodes end). A policy's value on the mean of that model, and its standard error, are
+
+    y(s,a) = r + gamma V(s'),   J = rho0.V,   Var J = sum nu(s,a)^2 Var[mean of y | log] + Var[V(s_0)]/n_0
+    Var[mean of y | log] = (variance of y under the mean model) / (n + alpha + 1)
+
+so that a pair which was seen once is neither certain nor ruled out. For a policy that was optimised on the same log
+this matters: the plug-in model's optimum seeks out the pairs whose few visits happened to go well, and the posterior
+mean draws those back to the mean.
+
+alpha is estimated from the log, by leaving one row out: how often does a row lead where no other row of its pair does?
+That has probability alpha/(n - 1 + alpha). So a log of a system whose next states are few and known is hardly
+smoothed, and one that keeps showing new next states is.
+
+Pairs that the log does not show are worst-case (as in `dpdl.models.plug_in`), in the estimate and not in its error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dpdl import policy as policies
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.models.solving import Kernel
+
+#: alpha lies between these. Before any row is read it is one, which counts as much as rows of this many pairs seen twice.
+LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
+
+
+class Value(NamedTuple):
+    """A policy's values on the posterior: of the reward first, then of each constraint, in the caller's units.
+
+    Costs are negative, so that more is better.
+
+    Attributes
+    ----------
+    J, error : arrays, shape (1 + I,)
+        Discounted totals and their standard errors.
+    V : array, shape (1 + I, S)
+        Value functions.
+    visits : array, shape (S,)
+        Discounted visits of the states.
+    parts : array, shape (1 + I, K)
+        What each visited pair adds to the squared errors.
+    unseen : float
+        Share of the discounted time at pairs that the log does not show.
+    """
+
+    J: Array
+    error: Array
+    V: Array
+    visits: Array
+    parts: Array
+    unseen: float
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The posterior of a log's model.
+
+    Parameters
+    ----------
+    log : Dataset
+    gamma : float
+        Discount.
+    rho0 : array, shape (S,)
+        Distribution of the initial state.
+    estimated_start : bool
+        Whether that is the distribution of the first states of the log's episodes, which adds to standard errors.
+    """
+
+    log: Dataset
+    gamma: float
+    rho0: Array
+    estimated_start: bool
+    # Of the G distinct transitions of the log: place of the pair in log.pairs, next state (S is the end), count, mean
+    # reward and gains, and their sums of squares around these, (1 + I, G).
+    pair: NDArray[np.intp] = field(init=False, repr=False)
+    after: NDArray[np.int64] = field(init=False, repr=False)
+    count: Array = field(init=False, repr=False)
+    mean: Array = field(init=False, repr=False)
+    within: Array = field(init=False, repr=False)
+    # Of the K visited pairs: visits and state.
+    visits_of: Array = field(init=False, repr=False)
+    state: NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counts, log = self.log.counts(), self.log
+        gains = counts["utilities"] if log.units.limits is None else -counts["costs"]
+        squares = counts["utility_squares" if log.units.limits is None else "cost_squares"]
+        n, n_states = counts["count"].astype(np.float64), log.n_states
+        sums = np.column_stack([counts["reward"], gains])
+        squares = np.column_stack([counts["reward_squares"], squares])
+        within = np.maximum(squares - sums**2 / n[:, None], 0.0)
+        within[within <= 1e-12 * squares] = 0.0  # rounding
+        pair = np.searchsorted(log.pairs, counts["s"] * log.n_actions + counts["a"])
+        after = np.where(counts["terminated"], n_states, counts["s_next"])
+        found = {
+            "pair": pair,
+            "after": after,
+            "count": n,
+            "mean": (sums / n[:, None]).T,
+            "within": within.T,
+            "visits_of": log.pair_counts.astype(np.float64),
+            "state": log.pairs // log.n_actions,
+        }
+        self.__dict__.update(found)
+
+    # ---- The model ----
+
+    @cached_property
+    def thresholds(self) -> Array:
+        """What each constraint's discounted total must reach, (I,)."""
+        rule = self.log.units.cost_limits()
+        return np.zeros(self.log.n_utilities) if rule is None else -rule.total
+
+    @cached_property
+    def worst(self) -> Array:
+        """Reward and gains of a step at a pair that the log does not show, (1 + I,)."""
+        units, rule = self.log.units, self.log.units.cost_limits()
+        gains = -np.array(units.utility_scale) - (0.0 if rule is None else np.maximum(rule.rate, 0.0))
+        return np.append(-units.reward_scale, gains)
+
+    @cached_property
+    def alpha(self) -> float:
+        """Weight of an outcome from anywhere, in visits."""
+        n, single = self.visits_of, np.bincount(self.pair[self.count == 1], minlength=len(self.visits_of))
+        n, single = n[n >= 2], single[n >= 2]
+
+        def excess(alpha: float) -> float:
+            expected = float((n * alpha / (n - 1 + alpha)).sum()) + PRIOR_PAIRS * 2 * alpha / (1 + alpha)
+            return expected - float(single.sum()) - PRIOR_PAIRS
+
+        if excess(LEAST_ALPHA) >= 0:
+            return LEAST_ALPHA
+        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(scipy.optimize.brentq(excess, LEAST_ALPHA, MOST_ALPHA))
+
+    @cached_property
+    def base(self) -> Array:
+        """Distribution of a next state from anywhere, (S,); what is missing from one is the end."""
+        found = np.zeros(self.log.n_states)
+        found[self.state] = 1.0
+        return found / (found.sum() + bool(self.log.n_ended))
+
+    @cached_property
+    def away(self) -> Array:
+        """Probability of each visited pair that the next state is one from anywhere, (K,)."""
+        return self.alpha / (self.visits_of + self.alpha)
+
+    @cached_property
+    def moves(self) -> sp.csr_array:
+        """Observed frequencies of the next states of visited pairs, (K, S)."""
+        on = self.after < self.log.n_states
+        entries = (self.count[on] / self.visits_of[self.pair[on]], (self.pair[on], self.after[on]))
+        return sp.csr_array(entries, shape=(len(self.visits_of), self.log.n_states))
+
+    @cached_property
+    def gains(self) -> Array:
+        """Mean reward and gains of visited pairs, (1 + I, K)."""
+        return np.array([np.bincount(self.pair, self.count * one) for one in self.mean]) / self.visits_of
+
+    # ---- Policies ----
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Pairs that a policy for deployment may use, (S, A): visited ones; all in states that the log does not show."""
+        seen = self.log.frequencies > 0
+        return seen | ~seen.any(axis=1, keepdims=True)
+
+    def behaviour(self) -> Array:
+        """The policy that made the log, as estimated from it, (S, A)."""
+        return policies.from_occupancy(self.log.frequencies)
+
+    def value(self, policy: Array) -> Value:
+        """Return values, standard errors and visits of a policy."""
+        chosen = policy.ravel()[self.log.pairs]
+        n_states, gamma = self.log.n_states, self.gamma
+        choose = sp.csr_array((chosen, (self.state, np.arange(len(chosen)))), shape=(n_states, len(chosen)))
+        kernel = Kernel(sp.csr_array(choose @ sp.diags_array(1 - self.away) @ self.moves), gamma)
+        leap = gamma * (choose @ self.away)  # then the next state is one from anywhere
+        unknown = np.maximum(1 - choose.sum(axis=1), 0.0)
+        unknown[unknown <= 1e-9] = 0.0
+        hopeless = self.worst / (1 - gamma)
+        right = (choose @ self.gains.T + np.outer(unknown, hopeless)).T
+        # (I - gamma K - leap base') V = right, by the formula of Sherman and Morrison.
+        lift = kernel.solve(leap)
+        V = np.array([kernel.solve(one) for one in right])
+        V += np.outer(V @ self.base / (1 - self.base @ lift), lift)
+        visits, anywhere = kernel.solve(self.rho0, transposed=True), kernel.solve(self.base, transposed=True)
+        visits = np.maximum(visits + anywhere * (leap @ visits) / (1 - leap @ anywhere), 0.0)
+        variances = self.variances(V)
+        parts = (visits[self.state] * chosen) ** 2 * variances
+        error = parts.sum(axis=1)
+        counts = self.log.initial_counts
+        if self.estimated_start and counts is not None:
+            n = int(counts.sum())
+            spread = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
+            error = error + (spread / (n - 1) if n > 1 else np.ptp(V, axis=1) ** 2 / 4)
+        lost = float(visits @ unknown) * (1 - gamma)
+        return Value(V @ self.rho0, np.sqrt(error), V, visits, parts, lost)
+
+    def variances(self, V: Array) -> Array:
+        """Posterior variances of the mean of r + gamma V(s') at visited pairs, (1 + I, K)."""
+        n, alpha, gamma = self.visits_of, self.alpha, self.gamma
+        seen, size = n / (n + alpha), len(n)
+        rows = max(1.0, float(self.count.sum()) - len(self.count))
+        found = np.empty((len(V), size))
+        for k, values in enumerate(V):
+            after = np.append(values, 0.0)
+            y = self.mean[k] + gamma * after[self.after]
+            mean = np.bincount(self.pair, self.count * y, size) / n
+            square = np.bincount(self.pair, self.count * (y - mean[self.pair]) ** 2 + self.within[k], size) / n
+            middle = float(self.base @ values)
+            elsewhere = gamma**2 * (float(self.base @ (values - middle) ** 2) + (1 - self.base.sum()) * middle**2)
+            apart = self.gains[k] + gamma * middle - mean
+            mixed = seen * square + (1 - seen) * elsewhere + seen * (1 - seen) * apart**2
+            # Rewards that vary among rows with the same next state are not of few kinds: n rows leave 1/n of it.
+            noise = float(self.within[k].sum()) / rows
+            found[k] = mixed / (n + alpha + 1) + noise * (1 / n - seen / (n + alpha + 1))
+        return found
+
+    def effective(self, value: Value, policy: Array) -> float:
+        """How many transitions of the log count for a policy: 1 / sum of q^2/n, q its distribution of visited pairs."""
+        q = value.visits[self.state] * policy.ravel()[self.log.pairs]
+        total = float((q**2 / self.visits_of).sum())
+        return float(q.sum()) ** 2 / total if total > 0 else 0.0

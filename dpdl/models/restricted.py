@@ -1,0 +1,172 @@
+"""The best safe policy near the data: the largest reward over the occupancies in D(psi), at any size.
+
+    maximise r.q   subject to   u_i.q >= (1-gamma) kappa,   q <= psi mu,   sum q/(psi mu) <= N,   q an occupancy
+
+The linear program goes to scipy's HiGHS while that is quick. Beyond, the planner is asked first: if the best safe
+policy anywhere lies in D(psi), it is the answer. Otherwise the program goes to the first-order method PDLP of highspy.
+
+No solver is trusted. The answer is a policy with its own occupancy, computed from the model, and the upper bound is
+that of weak duality for the multipliers that were found (`dpdl.models.linear_programs.Program.bound`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _validation as check
+from dpdl import policy as policies
+from dpdl._validation import Array
+from dpdl.models import certified, pdlp, planner
+from dpdl.models import linear_programs as programs
+from dpdl.models.linear_programs import TOLERANCE, Program, Solver
+from dpdl.models.model import Model
+
+#: Up to this many pairs scipy's HiGHS is quick. It is with 10,000 on problems that mix fast, and takes 40 s on others.
+LP_PAIRS = 5000
+
+
+@dataclass(frozen=True, eq=False)
+class Restricted:
+    """The best safe policy found in D(psi), with multipliers and bounds.
+
+    Attributes
+    ----------
+    q : ndarray, shape (S A,)
+        Normalised occupancy, (1-gamma) times the discounted one, of the policy that was found; NaN if none was.
+    V, lam : ndarray, shapes (S,), (I,)
+        Multipliers of the flow and of the utilities; NaN if no policy was found.
+    status : {"optimal", "infeasible", "inaccurate"}
+        "optimal": the policy is safe and in D(psi), within 1e-9 on the normalised scale, and earns bounds[1] within the
+        tolerance that was asked for. "infeasible": D(psi) has no safe policy, which was proved. "inaccurate": neither
+        could be shown; look at `excess` and `bounds`.
+    bounds : tuple of float
+        Bounds of the largest discounted reward of a safe policy in D(psi). The lower one is what the policy earns, or
+        minus infinity if it leaves D(psi) or is not safe.
+    excess : float
+        Largest amount by which q exceeds a cap, or its utilities or sum q/caps a limit; normalised, 0 if none.
+    """
+
+    q: Array = field(repr=False)
+    V: Array = field(repr=False)
+    lam: Array = field(repr=False)
+    status: str
+    bounds: tuple[float, float]
+    excess: float
+
+
+def plan(
+    model: Model,
+    psi: float | None,
+    mu: ArrayLike,
+    kappa: float = 0.0,
+    *,
+    tol: float = 1e-3,
+    time_limit: float | None = None,
+) -> Restricted:
+    """Find the best policy with J^u_i >= kappa for every i whose occupancy lies in D(psi) around mu.
+
+    Parameters
+    ----------
+    model : CMDP
+    psi : float or None
+        Deviation control; None: the support of mu is all that matters.
+    mu : array_like, shape (S, A)
+        The data distribution.
+    kappa : float
+        Conservatism.
+    tol : float
+        Relative gap of the bounds that counts as optimal.
+    time_limit : float, optional
+        Seconds for each of the programs that are solved, of which there are at most four.
+
+    Raises
+    ------
+    ImportError
+        If psi binds, the model has more than 5,000 pairs and highspy is not installed.
+
+    Examples
+    --------
+    >>> from dpdl import CMDP
+    >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+    >>> near = plan(one_state, psi=1.5, mu=[[0.5, 0.5]])
+    >>> near.status, near.q.round(6), round(near.bounds[1], 6)
+    ('optimal', array([0.75, 0.25]), 1.5)
+    """
+    if psi is not None:
+        psi = check.real("psi", psi, at_least=1)
+    kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
+    mu = check.distribution("mu", mu, (model.n_states, model.n_actions))
+    seconds = check.seconds("time_limit", time_limit)
+    closed = model.closed()
+    caps = programs.region(closed, np.inf if psi is None else psi, mu)
+    program = programs.largest_reward(closed, (1 - model.gamma) * kappa, caps)
+    if model.r.size <= LP_PAIRS:
+        return _by_program(model, program, tol, programs.optimum)
+    free = _by_planner(model, program, kappa, tol, seconds)
+    if free is not None:
+        return free
+    return _by_program(model, program, tol, partial(pdlp.optimum, time_limit=seconds))
+
+
+def _by_planner(model: Model, program: Program, kappa: float, tol: float, seconds: float) -> Restricted | None:
+    """Return the best safe policy on the support of the caps, if it lies in D(psi) or none is safe; None otherwise."""
+    seen = (program.caps[: model.r.size] > 0).reshape(model.r.shape)
+    allowed = seen | ~seen.any(axis=1, keepdims=True)
+    found = planner.plan(model, kappa, tol, allowed=allowed, time_limit=seconds)
+    if found.status == "infeasible":
+        return _none(model, "infeasible")
+    if found.status != "optimal":
+        return None
+    q = (1 - model.gamma) * found.occupancy.ravel()
+    ended = np.zeros(len(program.caps) - len(q))
+    ended[:1] = max(0.0, 1 - float(q.sum()))
+    excess = max(0.0, program.excess(np.append(q, ended)))
+    if excess > TOLERANCE:
+        return None
+    return Restricted(q, found.V, found.lam, "optimal", (found.lower, found.upper), excess)
+
+
+def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> Restricted:
+    """Solve the linear program, or prove that it has no solution."""
+    found = programs.propose(program, solver)
+    answer = None
+    if found is not None:
+        policy = policies.from_occupancy(found.q.reshape(program.cmdp.r.shape))
+        answer = certified.judged(program, policy, program.bound(found.V, found.w))
+    if answer is None or not answer.feasible:
+        feasibility = programs.least_excess(program)
+        nearest = programs.propose(feasibility, solver)
+        if nearest is not None and feasibility.bound(nearest.V, nearest.w) < -TOLERANCE:
+            return _none(model, "infeasible")
+    if found is None or answer is None:
+        return _none(model, "inaccurate")
+    lower, upper = answer.value if answer.feasible else -np.inf, answer.bound
+    shown = answer.feasible and upper - lower <= max(TOLERANCE, tol * max(abs(lower), abs(upper)))
+    lam, unit = found.w[: model.n_utilities], 1 - model.gamma
+    return Restricted(
+        q=answer.q[: model.r.size],
+        V=_centred(program, found.V, lam)[: model.n_states],
+        lam=lam,
+        status="optimal" if shown else "inaccurate",
+        bounds=(float(lower / unit), float(upper / unit)),
+        excess=max(0.0, answer.excess),
+    )
+
+
+def _centred(program: Program, V: Array, lam: Array) -> Array:
+    """Add the constant that a linear program leaves open in V: the gain at which the caps are filled, a multiplier."""
+    model = program.cmdp
+    gain = program.gain - programs.value_drop(model, V) + lam @ model.u.reshape(len(lam), model.r.size)
+    order = np.argsort(-gain)
+    filled = np.cumsum(np.minimum(program.caps[order], 1.0))
+    critical = min(int(np.searchsorted(filled, 1 - TOLERANCE)), len(order) - 1)
+    return V + gain[order][critical] / (1 - model.gamma)
+
+
+def _none(model: Model, status: str) -> Restricted:
+    q, V, lam = (np.full(n, np.nan) for n in (model.r.size, model.n_states, model.n_utilities))
+    return Restricted(q, V, lam, status, (-np.inf, -np.inf if status == "infeasible" else np.inf), np.inf)
