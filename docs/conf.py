@@ -1,4 +1,4 @@
-"""The documentation: ``sphinx-build -W --keep-going docs site`` makes it; pages are Markdown, the reference docstrings."""
+"""The documentation, made by ``sphinx-build -W --keep-going docs site``: pages, and the reference from docstrings."""
 
 from importlib.metadata import version as version_of
 

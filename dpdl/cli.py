@@ -313,8 +313,9 @@ def _add_certificate(parser: Any) -> None:
     )
     group.add_argument(
         "--method",
+        choices=("normal", "finite"),
         default="normal",
-        help="normal: asymptotic bounds; finite-sample ones are wider (default %(default)s)",
+        help="normal: asymptotic bounds; finite: for any number of transitions, much wider (default %(default)s)",
     )
 
 

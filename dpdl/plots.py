@@ -294,7 +294,7 @@ def draw_demo(demo: Demo, path: Target) -> None:
         slack = ", ".join(f"{u + 0.0:.2f}" for u in np.round(row.utilities, 2))
         ax.set_title(f"{name}\nreward {row.reward:.3f}, slack of fire and mud {slack}: {verdict}", fontsize=11)
     figure.suptitle(
-        "Crossed: fire, dotted: mud, dark: wall. Blue: how often a cell is visited. Arrows: what the policy does there.",
+        "Crossed: fire, dotted: mud, dark: wall. Blue: how often a cell is visited. Arrows: what the policy does.",
         fontsize=11,
     )
     _save(figure, path)
@@ -335,7 +335,8 @@ def _arrows(ax: Any, cells: Array, likely: Array, shown: Array, moves: Sequence[
         keep = shown & (length > 0.03)
         ax.quiver(
             columns[keep], rows[keep], dx * length[keep], dy * length[keep],
-            angles="xy", scale_units="xy", scale=1, width=0.03, units="xy", headwidth=4, headlength=4, color=INK, zorder=4,
+            angles="xy", scale_units="xy", scale=1, units="xy", width=0.03, headwidth=4, headlength=4, color=INK,
+            zorder=4,
         )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ h1 { font-size: 1.5rem; margin: .2rem 0 .6rem; } h2 { font-size: 1.15rem; margin
 p { margin: .5rem 0; } .soft { color: var(--soft); font-size: .92rem; }
 .verdict { border-left: .5rem solid var(--soft); background: #f4f4f8; padding: .7rem 1rem; border-radius: .2rem; }
 .verdict b { font-size: 1.25rem; display: block; }
-.verdict.good { border-color: var(--good); background: #e9f6f1; } .verdict.bad { border-color: var(--bad); background: #fbeee6; }
+.verdict.good { border-color: var(--good); background: #e9f6f1; }
+.verdict.bad { border-color: var(--bad); background: #fbeee6; }
 .verdict.open { border-color: #b07900; background: #fdf5e2; }
 .wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; font-size: .95rem; }
@@ -152,13 +153,8 @@ def _certificate(answer: Answer) -> str:
             for name, one in reward
         ],
     )
-    unseen = (
-        ""
-        if found.unseen <= 1e-9
-        else (
-            f"<p>{found.unseen:.2%} of the time is spent where the log shows nothing; that is counted as the worst case.</p>"
-        )
-    )
+    unseen = f"<p>{found.unseen:.2%} of the time is spent where the log shows nothing: the worst case is assumed.</p>"
+    unseen = unseen if found.unseen > 1e-9 else ""
     return f"<h2>{title}</h2>{table}{picture}{gains}{unseen}"
 
 
@@ -168,11 +164,14 @@ def _needed(answer: Answer) -> str:
     rows = [
         [str(state), str(action), f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where
     ]
-    return (
-        f"<h2>What would help</h2><p>About {answer.needed.n_transitions:,} transitions of the same kind would do "
-        "(an extrapolation, not a promise). Most of the uncertainty comes from:</p>"
-        + _table(["state", "action", "times logged", "share of the uncertainty"], rows, left=(0, 1))
+    much = answer.needed.n_transitions
+    text = (
+        "How much data would do cannot be told: the estimates themselves do not keep the limits."
+        if much is None
+        else f"About {much:,} transitions of the same kind would do (an extrapolation, not a promise)."
     )
+    table = _table(["state", "action", "times logged", "share of the squared error"], rows, left=(0, 1)) if rows else ""
+    return f"<h2>What would help</h2><p>{text}</p>{table and '<p>Rows that would help most:</p>'}{table}"
 
 
 def _coverage(answer: Answer, log: Dataset | None) -> str:
@@ -213,13 +212,17 @@ def _making(answer: Answer) -> str:
     tried = answer.candidates[:MOST_ROWS]
     rows = [
         [
-            str(k + 1), _number(one.kappa, 3), "none" if one.psi is None else _number(one.psi, 3), _number(one.pessimism, 3),
-            _number(one.reward), "yes" if one.certified else "no",
+            str(k + 1),
+            "most careful" if one.kappa is None else ", ".join(_number(margin, 3) for margin in one.kappa),
+            "none" if one.psi is None else _number(one.psi, 3),
+            _number(one.pessimism, 3),
+            _number(one.reward),
+            "yes" if one.certified else "no",
         ]
         for k, one in enumerate(tried)
-    ]  # fmt: skip
+    ]
     table = (
-        _table(["candidate", "margin kappa", "deviation psi", "pessimism", "reward, estimate", "certified"], rows)
+        _table(["candidate", "margins kappa", "deviation psi", "pessimism", "reward, estimate", "certified"], rows)
         if rows
         else ""
     )
@@ -238,22 +241,15 @@ def _making(answer: Answer) -> str:
 
 def _caveats(answer: Answer) -> str:
     found = answer.certificate
-    normal = found.method == "normal"
-    bounds = (
-        "The bounds are <b>asymptotic</b> (normal): they hold with the stated probability as the log grows, and "
-        "approximately at its present length."
-        if normal
-        else f"The bounds are of the kind <b>{escape(found.method)}</b>, which claims to hold at any length of the log."
-    )
     lines = [
-        bounds,
-        "The log shows the system as it will be: the same transitions, rewards and costs, and nothing hidden that decides "
-        "what happens next besides state and action.",
-        "The rows of the log were recorded truthfully, and rows that were left out were not left out because of how they "
-        "went.",
+        *map(escape, found.remarks),
+        "The log shows the system as it will be: the same transitions, rewards and costs, and nothing hidden that "
+        "decides what happens next besides state and action.",
+        "The rows of the log were recorded truthfully, and rows that were left out were not left out because of how "
+        "they went.",
         "Episodes begin as they do in the log, unless another initial distribution was given.",
-        f"Constraints hold on (discounted) average, not in every single episode. With probability up to {found.delta:g} "
-        "the certificate is wrong.",
+        "Constraints hold on (discounted) average, not in every single episode. With probability up to "
+        f"{found.delta:g} the certificate is wrong.",
     ]
     return f"<h2>Under which assumptions</h2><ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
 

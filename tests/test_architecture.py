@@ -30,8 +30,10 @@ LAYERS = [
     ["checking"],
     ["lasting"],
     ["running"],
-    ["demo"],
+    ["demo", "recording"],
     ["plots"],
+    ["report"],
+    ["commands"],
     ["cli"],
 ]
 

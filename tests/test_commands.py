@@ -278,7 +278,6 @@ def test_ctrl_c_writes_what_was_done_and_ends_with_130(run, tmp_path):
         (["solve", "clinic.csv", *TABLE, "--cost", "icu days=1"], "--cost needs --gamma and --limits"),
         (["solve", "clinic.csv", *TABLE, *COSTS, "--cost", "icu days=2"], "--cost names a column twice"),
         (["solve", "clinic.csv", *TABLE, *COSTS, "--delta", "2"], "delta"),
-        (["solve", "clinic.csv", *TABLE, *COSTS, "--method", "guess"], "method"),
         (["solve", "clinic.csv", *COLUMNS, "--gamma", "0.9", "--episode", "patient"], "pass --terminated (a column"),
         (["solve", "clinic.csv", *COLUMNS, *EPISODES[:-2], "--gamma", "0.9"], '--missing "drop" leaves out'),
         (["solve", "clinic.csv", *TABLE, "--cost", "icu dys=1", "--limits", "total"], "did you mean 'icu days'?"),

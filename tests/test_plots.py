@@ -104,8 +104,8 @@ def test_frontier(log):
 def test_grids(tmp_path):
     policy = np.eye(4)[np.arange(12) % 4]
     plots.draw_grid(
-        tmp_path / "grid.png", policy, (3, 4), occupancy=np.arange(12), marks={0: "S", 11: "G"}, shaded={"hole": [5, 6]},
-        title="a lake",
+        tmp_path / "grid.png", policy, (3, 4), occupancy=np.arange(12), marks={0: "S", 11: "G"},
+        shaded={"hole": [5, 6]}, title="a lake",
     )  # fmt: skip
     assert (tmp_path / "grid.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="policy"):

@@ -151,11 +151,13 @@ def test_a_file_is_replaced_only_if_asked(certified, tmp_path):
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: What a page looks like once it is laid out at some width: pictures that failed, and what sticks out at the right.
-PROBE = """<!DOCTYPE html><html><body style="margin:0"><iframe id="page" style="border:0" width="{width}" height="3000" src="{page}"></iframe>
+PROBE = """<!DOCTYPE html><html><body style="margin:0">
+<iframe id="page" style="border:0" width="{width}" height="3000" src="{page}"></iframe>
 <script>document.getElementById("page").onload = function () {{
   const inside = this.contentDocument, pictures = [...inside.images];
   const found = {{
-    pictures: pictures.length, missing: pictures.filter(one => !(one.complete && one.naturalWidth > 0)).map(one => one.src.slice(0, 80)),
+    pictures: pictures.length,
+    missing: pictures.filter(one => !(one.complete && one.naturalWidth > 0)).map(one => one.src.slice(0, 80)),
     wide: inside.documentElement.scrollWidth, links: [...inside.links].map(one => one.href), title: inside.title,
     text: inside.body.innerText.length
   }};
