@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -23,7 +24,8 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.demo import Demo
-from dpdl.deploying.answer import Answer, Certificate
+from dpdl.deploying.answer import Answer
+from dpdl.deploying.certificate import Certificate
 from dpdl.deploying.frontier import Frontier
 from dpdl.models.judgement import judge
 from dpdl.recording import Recorder
@@ -197,9 +199,10 @@ def _count_axis(ax: Any, spread: bool) -> None:
 def draw_frontier(frontier: Frontier, path: Target) -> None:
     """Draw reward and price of a constraint against its limit; certified points are filled."""
     limits = np.array([one.limit for one in frontier.points], dtype=float)
-    rewards = np.array([one.reward for one in frontier.points], dtype=float)
-    certified = np.array([np.nan if one.certified is None else one.certified for one in frontier.points], dtype=float)
-    prices = np.array([one.price for one in frontier.points], dtype=float)
+    rewards, certified, prices = (  # None, which is not known, becomes NaN, which is not drawn
+        np.array([getattr(one, name) for one in frontier.points], dtype=float)
+        for name in ("reward", "certified", "price")
+    )
     figure = _figure(7.2, 4.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.4))
     top.plot(limits, rewards, color=GREY, marker="o", markerfacecolor="white", label="estimated optimum")
@@ -209,7 +212,7 @@ def draw_frontier(frontier: Frontier, path: Target) -> None:
     bottom.plot(limits, prices, color=ORANGE, marker="s", markersize=4)
     bottom.set_ylim(bottom=0)
     bottom.set_ylabel("price: reward\nper unit of limit")
-    bottom.set_xlabel("limit")
+    bottom.set_xlabel(f"limit of {frontier.name}")
     _save(figure, path)
 
 
@@ -368,8 +371,9 @@ def _save(figure: Figure, path: Target) -> None:
         ax.set_axisbelow(True)
     if isinstance(path, (str, os.PathLike)):
         figure.savefig(path, dpi=110)
-    else:  # without the date, so that the same figure gives the same bytes
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    else:  # without a date and with fixed names inside, so that the same figure gives the same bytes
+        with rc_context({"svg.hashsalt": "dpdl"}):
+            figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _line(ax: Any, x: Array, y: Array, label: str) -> None:

@@ -122,7 +122,7 @@ def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
 
 def test_labels_cannot_break_the_page():
     table = {"s": ["<b>x</b>", "y&z"] * 50, "a": ["<script>", "b"] * 50, "t": ["y&z", "<b>x</b>"] * 50}
-    table |= {"r": [1.0, 0.0] * 50, "<i>c": [0.2, 0.1] * 50, "e": [0] * 100}
+    table |= {"r": [1.0, 0.0] * 50, "<i>c": [0.2, 0.1] * 50, "e": list(range(100))}
     log = dpdl.Dataset.from_table(
         table,
         state="s",

@@ -13,7 +13,8 @@ from dpdl.commands.output import INFEASIBLE, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
 from dpdl.deploying.certificate import certify as certificate_of
-from dpdl.deploying.safe_policy import safe_policy
+from dpdl.deploying.safe import safe_policy
+from dpdl.lasting.interrupts import Interrupts
 from dpdl.report import write_report
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
@@ -24,16 +25,18 @@ def solve(options: Any) -> int:
     """Find a certified policy, print the answer and write it to OUT."""
     out = None if options.out is None else Folder(options.out, (POLICY, ANSWER, REPORT), overwrite=options.overwrite)
     log = opened(options)
-    answer = safe_policy(
-        log,
-        gamma=options.gamma,
-        delta=options.delta,
-        method=options.method,
-        solver=options.solver,
-        rng=options.seed,
-        time_limit=options.time_limit,
-        progress=False if options.json else None,
-    )
+    with Interrupts() as interrupts:  # after Ctrl-C there is an answer all the same: the best so far
+        answer = safe_policy(
+            log,
+            gamma=options.gamma,
+            delta=options.delta,
+            method=options.method,
+            solver=options.solver,
+            rng=options.seed,
+            time_limit=options.time_limit,
+            progress=False if options.json else None,
+        )
+        interrupted = interrupts.came()
     files = {} if out is None else _write(answer, log, out)
     content = {
         "status": answer.status,
@@ -46,7 +49,7 @@ def solve(options: Any) -> int:
         "settings": answer.settings,
     }
     show(options, content, repr(answer), files)
-    return CODES[answer.status.name]
+    return INTERRUPTED if interrupted else CODES[answer.status.name]
 
 
 def _write(answer: Answer, log: Dataset, out: Folder) -> dict[str, Path]:

@@ -215,8 +215,8 @@ def pseudo_spectral_gap(kernel: Any, max_power: int | None = None) -> float:
 def bernstein_half_width(n: int, variance: float, bound: float, mixing_time: float, delta: float) -> float:
     """Return the half-width of Proposition H.1, for the sum of f over n steps of a chain.
 
-    If f has mean zero, variance sigma^2 under mu and |f| <= M, then with probability at least 1 - delta, wherever
-    the chain starts, |sum f(X_t)| <= sqrt(32 t_mix n sigma^2 log(4/delta)) + 82 t_mix M log(4/delta).
+    If f has mean zero, variance sigma^2 under mu and ``|f| <= M``, then with probability at least 1 - delta, wherever
+    the chain starts, ``|sum f(X_t)| <= sqrt(32 t_mix n sigma^2 log(4/delta)) + 82 t_mix M log(4/delta)``.
 
     Parameters
     ----------
