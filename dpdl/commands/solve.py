@@ -9,7 +9,7 @@ import numpy as np
 
 from dpdl.acting import Policy
 from dpdl.commands.logs import opened
-from dpdl.commands.output import INFEASIBLE, NOT_ENOUGH_DATA, OK, Folder, show
+from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
 from dpdl.deploying.certificate import certify as certificate_of
