@@ -88,7 +88,7 @@ def draw_certificate(certificate: Certificate, path: Target) -> None:
     rows = [one for one in certificate.constraints if one.limit is not None]
     if not rows:
         raise ValueError("a certificate without constraints cannot be drawn")
-    figure = _figure(7.2, 1.2 + 0.55 * len(rows))
+    figure = _figure(5.6, 1.2 + 0.5 * len(rows))
     ax = figure.subplots()
     for k, one in enumerate(rows):
         unit = abs(one.limit) or max(abs(one.estimate), abs(one.bound)) or 1.0
@@ -117,7 +117,7 @@ def draw_candidates(answer: Answer, path: Target) -> None:
     """Draw what was tried: the estimated reward of each candidate, in order, and which could be certified."""
     if not answer.candidates:
         raise ValueError("an answer without candidates cannot be drawn")
-    figure = _figure(7.2, 3.0)
+    figure = _figure(5.6, 2.8)
     ax = figure.subplots()
     order = np.arange(1, len(answer.candidates) + 1)
     rewards = np.array([one.reward for one in answer.candidates], dtype=float)

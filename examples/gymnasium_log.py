@@ -26,7 +26,7 @@ def make(name):
     """The environment, its cost and its limit; Taxi has different versions in different releases of Gymnasium."""
     spec, arguments, cost, limit = WORLDS[name]
     versions = [spec] if "-" in spec else [one for one in gymnasium.registry if one.startswith(f"{spec}-v")]
-    return gymnasium.make(max(versions), **arguments), cost, limit
+    return gymnasium.make(max(versions), max_episode_steps=1000, **arguments), cost, limit
 
 
 def record(env, cost, n_steps, seed=0):

@@ -55,7 +55,11 @@ def write_what_pages_assume(page):
         np.savez("FrozenLake.npz", **lake["record"](env, cost, 20_000))
 
 
-@pytest.mark.parametrize("page", WITH_CODE)
+#: Pages that take more than a few seconds: starting a Dask cluster.
+SLOW = {"performance.md"}
+
+
+@pytest.mark.parametrize("page", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in WITH_CODE])
 def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys):
     """Blocks of a page, one after the other, in one session and one folder."""
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ def log():
 @pytest.fixture(scope="module")
 def recorder(log):
     recorder = Recorder()
-    dpdl.learn(log, gamma=0.9, rng=0, callback=recorder)
+    dpdl.learn(log, gamma=0.9, rng=0, callback=recorder, callback_every=10_000)
     return recorder
 
 
@@ -56,13 +56,13 @@ def test_a_recorder_keeps_what_the_run_came_to(log, recorder):
 
 def test_levels_of_the_adaptive_method_follow_one_another(log):
     recorder = Recorder()
-    dpdl.learn_adaptive(log, gamma=0.9, rng=0, callback=recorder)
+    dpdl.learn_adaptive(log, gamma=0.9, rng=0, callback=recorder, callback_every=50_000)
+    assert len(recorder.steps) > 2
     assert (np.diff(recorder.steps) >= 0).all()
 
 
 def test_convergence(recorder, tmp_path):
-    svg(plots.draw_convergence, recorder)
-    for name in ("a.png", "a.svg", "a.pdf"):
+    for name in ("a.png", "a.pdf"):
         plots.draw_convergence(recorder, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(ValueError, match="fewer than two"):
