@@ -14,11 +14,11 @@ from typing import IO, Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl._validation import Array
@@ -91,6 +91,7 @@ def draw_certificate(certificate: Certificate, path: Target) -> None:
     figure = _figure(5.6, 1.2 + 0.5 * len(rows))
     ax = figure.subplots()
     for k, one in enumerate(rows):
+        assert one.limit is not None
         unit = abs(one.limit) or max(abs(one.estimate), abs(one.bound)) or 1.0
         estimate, bound = (one.estimate - one.limit) / unit, (one.bound - one.limit) / unit
         if not one.is_cost:
@@ -262,14 +263,14 @@ def draw_grid(
         (shaded or {}).items(), (RED, PURPLE, WALL), ("xx", "..", "//"), strict=False
     ):
         for k, cell in enumerate(where):
-            _shade(ax, *cells[cell], colour, hatch, label=name if k == 0 else None)
+            _shade(ax, cells[cell], colour, hatch, label=name if k == 0 else None)
     hidden = {cell for where in (shaded or {}).values() for cell in where} | set(marks or ())
     shown = np.array([k not in hidden or k in (marks or {}) for k in range(len(cells))])
     if mass is not None:
         shown &= mass > 1e-6 * mass.sum()
     _arrows(ax, cells, table, shown, moves)
     for cell, letter in (marks or {}).items():
-        _letter(ax, *cells[cell], letter)
+        _letter(ax, cells[cell], letter)
     if shaded:
         ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=len(shaded))
     if title:
@@ -287,12 +288,12 @@ def draw_demo(demo: Demo, path: Target) -> None:
         _cells(ax, (grid.n_rows, grid.n_columns), grid.cells, mass)
         for cells, colour, hatch in ((grid.hazards, RED, "xx"), (grid.mud, PURPLE, ".."), (grid.walls, WALL, "")):
             for where in np.argwhere(cells):
-                _shade(ax, *where, colour, hatch, solid=colour == WALL)
+                _shade(ax, where, colour, hatch, solid=colour == WALL)
         shown = (mass > 1e-4 * mass.sum()) & (np.arange(len(mass)) != grid.goal)
         likely = np.divide(row.occupancy, mass[:, None], where=shown[:, None], out=np.zeros_like(row.occupancy))
         _arrows(ax, grid.cells, likely, shown, MOVES)
         for state, letter in ((grid.start, "S"), (grid.goal, "G")):
-            _letter(ax, *grid.cells[state], letter)
+            _letter(ax, grid.cells[state], letter)
         verdict = "safe" if (row.utilities >= -1e-7).all() else "breaks a constraint"
         slack = ", ".join(f"{u + 0.0:.2f}" for u in np.round(row.utilities, 2))
         ax.set_title(f"{name}\nreward {row.reward:.3f}, slack of fire and mud {slack}: {verdict}", fontsize=11)
@@ -303,7 +304,7 @@ def draw_demo(demo: Demo, path: Target) -> None:
     _save(figure, path)
 
 
-def _cells(ax: Any, shape: tuple[int, int], cells: Array, mass: Array | None) -> None:
+def _cells(ax: Any, shape: tuple[int, int], cells: NDArray[np.int64], mass: Array | None) -> None:
     visits = np.full(shape, np.nan)
     if mass is not None:
         visits[tuple(cells.T)] = np.sqrt(mass / mass.max())  # the root shows rare cells too
@@ -319,19 +320,22 @@ def _cells(ax: Any, shape: tuple[int, int], cells: Array, mass: Array | None) ->
 
 
 def _shade(
-    ax: Any, row: int, column: int, colour: str, hatch: str, *, solid: bool = False, label: str | None = None
+    ax: Any, cell: NDArray[np.int64], colour: str, hatch: str, *, solid: bool = False, label: str | None = None
 ) -> None:
-    face = colour if solid else (*(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)), 0.25)
-    ax.add_patch(
-        Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=face, edgecolor=colour, hatch=hatch, lw=0.8, label=label)
-    )
+    row, column = cell
+    face = to_rgba(colour, 1.0 if solid else 0.25)
+    corner = (column - 0.5, row - 0.5)
+    ax.add_patch(Rectangle(corner, 1, 1, facecolor=face, edgecolor=colour, hatch=hatch, lw=0.8, label=label))
 
 
-def _letter(ax: Any, row: int, column: int, letter: str) -> None:
+def _letter(ax: Any, cell: NDArray[np.int64], letter: str) -> None:
+    row, column = cell
     ax.text(column - 0.42, row - 0.26, letter, fontsize=11, fontweight="bold", color=INK, va="center", zorder=5)
 
 
-def _arrows(ax: Any, cells: Array, likely: Array, shown: Array, moves: Sequence[tuple[int, int]]) -> None:
+def _arrows(
+    ax: Any, cells: NDArray[np.int64], likely: Array, shown: NDArray[np.bool_], moves: Sequence[tuple[int, int]]
+) -> None:
     rows, columns = cells.T
     for action, (dx, dy) in enumerate(moves):
         length = 0.44 * likely[:, action]

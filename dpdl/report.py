@@ -137,9 +137,9 @@ def _certificate(answer: Answer) -> str:
         if rows
         else ""
     )
-    reward = [["this policy", found.reward]] + (
-        [] if found.behaviour is None else [["behaviour policy", found.behaviour]]
-    )
+    reward = [("this policy", found.reward)]
+    if found.behaviour is not None:
+        reward.append(("behaviour policy", found.behaviour))
     episodes = any(one.per_episode is not None for _, one in reward)
     head = ["reward", "estimate", "std. error", "lower bound", *(["per episode"] if episodes else [])]
     gains = _table(
