@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # arrows on a terminal that has none
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             module, function = options.run
             return int(getattr(import_module(f"dpdl.commands.{module}"), function)(options))

@@ -76,7 +76,7 @@ def _inspect_columns(options: Any) -> int:
     columns = load(options.log, dict.fromkeys(names, "column"))
     n = len(next(iter(columns.values())).values) if columns else 0
     found = {name: _described(column) for name, column in columns.items()}
-    rows = [("column", "kind", "distinct", "missing", "values")]
+    rows: list[tuple[str, ...]] = [("column", "kind", "distinct", "missing", "values")]
     rows += [
         (name, one["kind"], f"{one['distinct']:,}", f"{one['missing']:,}", one["shown"]) for name, one in found.items()
     ]
