@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from dpdl.data.parquet import from_parquet
     from dpdl.data.reference import Reference, estimate_reference
     from dpdl.data.units import Units
+    from dpdl.deploying.answer import Answer, AnswerStatus
+    from dpdl.deploying.certificate import Certificate, certify
+    from dpdl.deploying.coverage import Coverage, coverage
+    from dpdl.deploying.frontier import Frontier, frontier
+    from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
@@ -56,6 +61,11 @@ _HOMES = {
     "data.parquet": "from_parquet",
     "data.reference": "Reference estimate_reference",
     "data.units": "Units",
+    "deploying.answer": "Answer AnswerStatus",
+    "deploying.certificate": "Certificate certify",
+    "deploying.coverage": "Coverage coverage",
+    "deploying.frontier": "Frontier frontier",
+    "deploying.safe": "safe_policy",
     "environments.rollout": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
@@ -72,9 +82,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 __all__ = [
     "CMDP",
+    "Answer",
+    "AnswerStatus",
+    "Certificate",
+    "Coverage",
     "Dataset",
     "DatasetBuilder",
     "Discretizer",
+    "Frontier",
     "Judgement",
     "Labels",
     "Level",
@@ -91,10 +106,13 @@ __all__ = [
     "Sweep",
     "Units",
     "Verification",
+    "certify",
+    "coverage",
     "estimate_reference",
     "estimate_slater",
     "exact",
     "from_parquet",
+    "frontier",
     "instances",
     "judge",
     "learn",
@@ -105,6 +123,7 @@ __all__ = [
     "replicate",
     "resume",
     "rollout",
+    "safe_policy",
     "sources",
     "sweep",
     "theory",

@@ -188,6 +188,7 @@ def numbers_array(
     values: ArrayLike,
     *,
     shape: tuple[int | None, ...] | None = None,
+    above: float = -np.inf,
     at_least: float = -np.inf,
     at_most: float = np.inf,
     hint: str = "",
@@ -205,6 +206,8 @@ def numbers_array(
     array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
     check_shape(name, array, shape)
     _first_offence(name, array, ~np.isfinite(array), "must be finite", first)
+    if above > -np.inf:
+        _first_offence(name, array, array <= above, f"must be > {above:g}{hint}", first)
     if at_least > -np.inf:
         _first_offence(name, array, array < at_least, f"must be >= {at_least:g}{hint}", first)
     if at_most < np.inf:

@@ -3,19 +3,15 @@
 A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
 have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
 known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
-``advantages`` of the pairs that the log visits) and ``checksum``: the SHA-256 of the file with these 64 digits replaced
-by zeros. Python writes a double with as many digits as identify it, so that reading gives back the same bits.
+``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +23,12 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
 from dpdl.data.units import Units, parse_units
-from dpdl.files.atomic import lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
-from dpdl.files.headers import expect_names, is_sha256, parse_json
+from dpdl.files.atomic import replacing_file
+from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
 
 FORMAT, VERSION = "dpdl policy", 2
+NAMES = {"labels", "units", "probabilities", "evidence"}
 
 
 class Evidence(NamedTuple):
@@ -297,31 +294,18 @@ class Policy(NDArrayOperatorsMixin):
         >>> again.tolist()
         [[0.1, 0.9]]
         """
-        target = Path(os.path.realpath(check.path("path", path)))
-        if target.is_dir():
-            refuse(target, "it is a folder, and a policy is a file")
-        if not check.flag("overwrite", overwrite) and os.path.lexists(target):
-            refuse(target, "it exists already; pass overwrite=True to replace it")
-        blank, known = "0" * 64, self.evidence
-        content = {
-            "format": FORMAT,
-            "version": VERSION if self._discretizes else 1,
+        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
+            file.write(seal(FORMAT, VERSION if self._discretizes else 1, self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a file holds of the policy, as JSON can hold it, for `from_json`."""
+        known = self.evidence
+        return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "units": None if self.units is None else self.units.to_json(),
             "probabilities": self.probabilities.tolist(),
             "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
-            "checksum": blank,
         }
-        raw = (json.dumps(content, allow_nan=False) + "\n").encode("ascii")
-        raw = raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
-        remove_leftovers(target)
-        with naming_the_target(target), temporary_file(target) as temporary:
-            with open(temporary, "xb") as file:
-                lock(file.fileno())
-                file.write(raw)
-            sync(temporary)
-            os.replace(temporary, target)
-            sync(target.parent)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -329,24 +313,14 @@ class Policy(NDArrayOperatorsMixin):
         where = check.path("path", path)
         raw = where.read_bytes()
         try:
-            return cls._parsed(raw)
+            return cls.from_json(unseal(raw, FORMAT, VERSION)[1])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
     @classmethod
-    def _parsed(cls, raw: bytes) -> Policy:
-        content = parse_json(raw)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError("it is not a dpdl policy")
-        if content.get("version") not in (1, VERSION):
-            known = f"this dpdl reads versions 1 to {VERSION}"
-            raise ValueError(f"its version is {content.get('version')!r:.200}, and {known}")
-        checksum = str(content.get("checksum"))
-        blank = raw.replace(checksum.encode(), b"0" * 64)
-        if not is_sha256(checksum) or hashlib.sha256(blank).hexdigest() != checksum:
-            raise ValueError("its checksum is wrong: the file is damaged")
-        names = {"format", "version", "labels", "units", "probabilities", "evidence", "checksum"}
-        expect_names("the policy", content, names)
+    def from_json(cls, content: dict[str, Any]) -> Policy:
+        """Check what `to_json` returned, and make the policy of it."""
+        expect_names("the policy", content, NAMES)
         labels, units, evidence = content["labels"], content["units"], content["evidence"]
         if evidence is not None:
             expect_names("evidence", evidence, set(Evidence._fields))

@@ -1,12 +1,10 @@
-"""Policies as (S, A) arrays, one distribution over actions per state: make them, mix them, act with them.
+"""Policies as (S, A) arrays, one distribution over actions per state; `dpdl.Policy` acts with them.
 
 The learner returns x-bar, a table over state-action pairs. `from_occupancy` turns it into the policy pi-bar
 of Algorithm 1, `weighted` into the ideal pi-bar_w, which needs the data's true distribution mu.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -64,48 +62,13 @@ def weighted(
     """
     table = _table("x", x)
     distribution = check.distribution("mu", mu, table.shape)
-    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, at_least=0)
-    if not estimate.all():
-        s, a = np.argwhere(estimate == 0)[0]
-        raise ValueError(f"mu_hat[{s}, {a}] = 0.0 must be > 0")
+    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, above=0)
     reached = (table > 0) & (distribution > 0)
     # In logarithms, since x mu may underflow and mu/mu_hat may overflow where the policy is well defined.
     logs = np.full(table.shape, -np.inf)
     logs[reached] = np.log(table[reached]) + np.log(distribution[reached]) - np.log(estimate[reached])
     top = logs.max(axis=1, keepdims=True)
     return from_occupancy(np.exp(logs - np.where(np.isfinite(top), top, 0)), unreached)
-
-
-def unreached_states(x: ArrayLike, threshold: float = 0.0) -> NDArray[np.intp]:
-    """Indices of the states whose mass sum_a x(s,a) is at most the threshold, in increasing order.
-
-    Examples
-    --------
-    >>> unreached_states([[3.0, 1.0], [0.0, 0.0], [0.1, 0.0]], threshold=0.1)
-    array([1, 2])
-    """
-    table = _table("x", x)
-    return np.flatnonzero(table.sum(axis=1) <= check.real("threshold", threshold, at_least=0))
-
-
-def sample_actions(policy: ArrayLike, states: ArrayLike, rng: Any = None) -> NDArray[np.int64]:
-    """Draw one action for each of many states; actions of probability zero are never drawn.
-
-    Parameters
-    ----------
-    policy : array_like, shape (S, A)
-    states : array_like of int, shape (n,)
-    rng : None, int or numpy.random.Generator, optional
-        One uniform number is consumed per state, in order.
-
-    Examples
-    --------
-    >>> sample_actions([[1.0, 0.0], [0.0, 1.0]], [0, 1, 1, 0], rng=0)
-    array([0, 1, 1, 0])
-    """
-    table = _policy("policy", policy)
-    rows = check.indices("states", states, table.shape[0], dtype=np.int64)
-    return draw(table.cumsum(axis=1), rows, check.generator(rng))
 
 
 def draw(cumulative: NDArray[np.float64], rows: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
@@ -142,24 +105,6 @@ def uniform(n_states: int, n_actions: int) -> NDArray[np.float64]:
     return np.full((check.whole("n_states", n_states, at_least=1), n_actions), 1 / n_actions)
 
 
-def deterministic(actions: ArrayLike, n_actions: int) -> NDArray[np.float64]:
-    """Policy that takes ``actions[s]`` in state s.
-
-    Examples
-    --------
-    >>> deterministic([1, 0], n_actions=3)
-    array([[0., 1., 0.],
-           [1., 0., 0.]])
-    """
-    n_actions = check.whole("n_actions", n_actions, at_least=1)
-    chosen = check.indices("actions", actions, n_actions, dtype=np.int64)
-    if chosen.size == 0:
-        raise ValueError("actions must name an action for at least one state")
-    policy = np.zeros((chosen.size, n_actions))
-    policy[np.arange(chosen.size), chosen] = 1
-    return policy
-
-
 def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
     """The (S, S A) matrix that takes a distribution over states to that over pairs: Pi[s, (s, a)] = policy[s, a].
 
@@ -173,33 +118,11 @@ def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
     return sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
 
 
-def mix(first: ArrayLike, second: ArrayLike, weight: float) -> NDArray[np.float64]:
-    """Policy (1 - weight) first + weight second, state by state.
-
-    A fresh coin in every step decides whom to follow. So the occupancy is not the mixture of the two
-    occupancies, nor the value that of the two values: for those, mix occupancies and take `from_occupancy`.
-
-    Examples
-    --------
-    >>> mix([[1.0, 0.0]], [[0.0, 1.0]], weight=0.25)
-    array([[0.75, 0.25]])
-    """
-    first = _policy("first", first)
-    second = check.policy_array("second", second, *first.shape)
-    weight = check.real("weight", weight, at_least=0, at_most=1)
-    return (1 - weight) * first + weight * second
-
-
 def _table(name: str, values: ArrayLike) -> NDArray[np.float64]:
     table = check.numbers_array(name, values, shape=(None, None), at_least=0)
     if table.size == 0:
         raise ValueError(f"{name} must have at least one state and one action, got shape {table.shape}")
     return table
-
-
-def _policy(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    table = _table(name, values)
-    return check.policy_array(name, table, *table.shape)
 
 
 def _default(unreached: str | ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -40,37 +40,20 @@ def combined(premises_of_runs: Iterable[Iterable[Premise]]) -> dict[str, Premise
 class Facts:
     """What the premises depend on, other than the settings and the number of steps.
 
-    Attributes
-    ----------
-    n_states, n_actions, n_utilities : int
-        Sizes of the problem.
-    n_reference : int
-        Transitions that mu_hat was computed from.
-    kind : str
-        `Dataset.kind` of the log: "independent" transitions, one "trajectory" or several "trajectories".
-    fresh : bool
-        No transition was used by two steps; for one trajectory, in the log's own order.
-    disjoint : bool
-        mu_hat and the descent share no transition.
-    as_stated : bool
-        Feasible sets, start and averaging are those of Algorithm 1: no other radii, weights, warm starts.
-    known : tuple of str
-        What the caller vouches for: "psi", that psi >= C*; "slater", that slater is valid on Pi(psi); "mixing_time",
-        that the chain mixes within `mixing_time`. A run cannot check these.
-    mixing_time_estimated : bool
-        The mixing time of the settings is an upper confidence bound from the same data.
+    `known` is what the caller vouches for, since a run cannot check it: "psi", that psi >= C*; "slater", that slater is
+    valid on Pi(psi); "mixing_time", that the chain mixes within `mixing_time`.
     """
 
     n_states: int
     n_actions: int
     n_utilities: int
-    n_reference: int
-    kind: str = "independent"
-    fresh: bool = False
-    disjoint: bool = False
-    as_stated: bool = False
+    n_reference: int  # transitions that mu_hat was computed from
+    kind: str = "independent"  # `Dataset.kind` of the log
+    fresh: bool = False  # no transition was used by two steps; for one trajectory, in the log's own order
+    disjoint: bool = False  # mu_hat and the descent share no transition
+    as_stated: bool = False  # feasible sets, start and averaging are those of Algorithm 1
     known: tuple[str, ...] = ()
-    mixing_time_estimated: bool = False
+    mixing_time_estimated: bool = False  # that of the settings is an upper confidence bound from the same data
 
 
 def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:

@@ -39,10 +39,6 @@ What a budget buys:
 
 >>> round(eps_from_steps(problem, 67082, delta), 6), round(eps_from_data(problem, 10**13, delta), 4)
 (0.125, 0.1325)
->>> round(eps_from_reference_samples(problem, 493_762_193_671, delta), 6)
-0.125
->>> round(eps_from_verification_samples(problem, 2_230_345_323, delta), 6)
-0.125
 """
 
 from __future__ import annotations
@@ -261,12 +257,6 @@ def eps_from_steps(problem: Problem, n_steps: int, delta: float, c_o: float = 1.
     return _bought(cost, count("n_steps", n_steps), lambda eps: _samples(cost, eps))
 
 
-def eps_from_reference_samples(problem: Problem, n_samples: int, delta: float) -> float:
-    """Least eps with ``reference_samples(problem, eps, delta) <= n_samples``."""
-    cost = _reference_cost(problem, real("delta", delta))
-    return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
-
-
 def eps_from_data(problem: Problem, n_samples: int, delta: float, c_o: float = 1.0) -> float:
     """The eps that n fresh transitions buy in total, each used once: N_e + T <= n.
 
@@ -290,12 +280,6 @@ def verification_samples(problem: Problem, eps: float, delta: float) -> int:
     Here eps_ver = eps/10 and l = 4 log(40 S I/delta).
     """
     return _samples(_verification_cost(problem, real("delta", delta)), real("eps", eps))
-
-
-def eps_from_verification_samples(problem: Problem, n_samples: int, delta: float) -> float:
-    """Least eps with ``verification_samples(problem, eps, delta) <= n_samples``."""
-    cost = _verification_cost(problem, real("delta", delta))
-    return _bought(cost, count("n_samples", n_samples), lambda eps: _samples(cost, eps))
 
 
 def flow_threshold(problem: Problem, eps: float) -> float:

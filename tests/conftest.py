@@ -18,3 +18,9 @@ def ctrl_c_is_heard():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def no_fsync(monkeypatch):
+    """Do not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -108,3 +108,13 @@ def random_problem(seed, n_utilities=None, ending=None):
     r = rng.uniform(-1, 1, (n_states, n_actions))
     u = rng.uniform(-1, 1, (n_utilities, n_states, n_actions)) * 0.5 + rng.uniform(-0.2, 0.4)
     return CMDP(P, r, u, gamma, rng.dirichlet(np.ones(n_states)), ends)
+
+
+def one_state(r, *u, gamma=0.5):
+    """A CMDP with one state, so that a policy is its own normalised occupancy."""
+    n = len(r)
+    return CMDP(np.ones((1, n, 1)), [r], np.reshape(u, (-1, 1, n)), gamma, [1.0])
+
+
+def random_policy(cmdp, seed=0):
+    return np.random.default_rng(seed).dirichlet(np.ones(cmdp.n_actions), size=cmdp.n_states)

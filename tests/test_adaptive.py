@@ -331,7 +331,7 @@ def test_no_level_is_lost_to_an_interruption_between_the_steps(monkeypatch, wher
 
     owner, name = {
         "verify": (adaptive, "verify"),
-        "phases": (adaptive._Plan, "phases"),
+        "phases": (adaptive._Schedule, "phases"),
         "prepare": (adaptive, "_prepare_level"),
     }[where]
     monkeypatch.setattr(owner, name, third_time(getattr(owner, name)))

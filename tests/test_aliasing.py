@@ -191,7 +191,7 @@ def test_what_comes_out_of_the_pickle_of_a_reference_is_checked():
 
 def test_the_numbers_of_a_reference_are_checked():
     good = {"pairs": [0, 3], "counts": [1, 2], "n_samples": 3, "floor": 0.1, "n_states": 2, "n_actions": 2}
-    assert Reference(**good).total == pytest.approx(1.2)
+    assert Reference(**good).mu_hat.sum() == pytest.approx(1.2)
     for name in ("n_samples", "n_states", "n_actions"):
         for value in ("3", 0, 1.5, np.array([2, 2])):
             with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):

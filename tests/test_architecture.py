@@ -15,7 +15,7 @@ COMPILED = ("_core", "_planning")
 
 #: From the bottom to the top. A room may import from the rooms in lines above its own, and from itself.
 LAYERS = [
-    ["_core", "_planning", "_validation"],
+    ["_core", "_planning", "_validation", "_text"],
     ["theory", "policy", "files"],
     ["settings"],
     ["data"],
@@ -30,6 +30,7 @@ LAYERS = [
     ["checking"],
     ["lasting"],
     ["running"],
+    ["deploying"],
     ["demo", "recording"],
     ["plots"],
     ["report"],

@@ -19,7 +19,6 @@ from dpdl import (
     learn,
     learn_adaptive,
     mixing,
-    policy,
     replicate,
     resume,
     sweep,
@@ -122,7 +121,6 @@ CALLS = {
         lambda **given: mixing.estimate_mixing_time(LOG, **given),
         {"n_states": 4, "delta": 0.05},
     ),
-    "mix": (lambda **given: policy.mix([[0.5, 0.5]], [[0.5, 0.5]], **given), {"weight": 0.5}),
 }
 
 ARRAYS = [np.array([0.9, 0.9]), np.array([1, 2]), np.array([]), np.array([[2.0]]), np.array([None, None]), [0.9], {}]

@@ -1,6 +1,5 @@
 """Logs that arrive in pieces: the same bytes as in one piece, and messages that count from the beginning of the log."""
 
-import os
 import re
 import sys
 import tracemalloc
@@ -16,10 +15,7 @@ from logs import GAMMA, KINDS, assert_same, columns, contents, make_log, nothing
 
 SIZES = {"n_states": 4, "n_actions": 3}
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(params=[1, 7, packing.CHUNK])

@@ -162,7 +162,12 @@ def check_region(seed):
         worst = np.repeat([1.0, 0.0], [cmdp.n_utilities, len(limits) - cmdp.n_utilities])
         margin = best_mixture(q, rows, limits, nothing, 1.0, worst)
         slater = cmdp.slater(psi, mu)
-        assert slater == pytest.approx(margin, abs=2 * TOLERANCE) if margin is not None else slater == -np.inf
+        # The caps may be exceeded by the tolerance, and that may be worth more than it.
+        most = best_mixture(q, rows, limits + TOLERANCE * (1 - worst), nothing, 1.0, worst)
+        if margin is None:
+            assert slater == -np.inf
+        else:
+            assert margin - 2 * TOLERANCE <= slater <= most + 2 * TOLERANCE
     return found.status
 
 

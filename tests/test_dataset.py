@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from dpdl import _validation as check
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
 from dpdl.data import packing
 from dpdl.data.dataset import Dataset, record_dtype
@@ -26,6 +27,16 @@ COSTS = {
     "gamma": 0.9,
     "normalised": True,
 }
+
+
+@pytest.mark.parametrize(("make", "columns"), [(Dataset, GOOD), (Dataset.from_costs, COSTS)])
+def test_each_column_is_converted_once(make, columns, monkeypatch):
+    seen, plain = [], check.indices
+    monkeypatch.setattr(
+        check, "indices", lambda name, *rest, **options: seen.append(name) or plain(name, *rest, **options)
+    )
+    make(**columns)
+    assert [seen.count(name) for name in ("s", "a", "s_next")] == [1, 1, 1]
 
 
 def small_log(n_records=200, n_utilities=1):

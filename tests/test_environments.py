@@ -131,10 +131,25 @@ def test_what_cannot_be_a_model():
     Odd.unwrapped = Odd
     with pytest.raises(ValueError, match=r"P\[0\]\[0\] must sum to 1, got 0\.5"):
         CMDP.from_gymnasium(Odd, gamma=0.9)
+    Odd.P = {0: {0: [(1.0, 0, 0.0, False)]}, 1: {}}
+    with pytest.raises(ValueError, match=r"P\[1\] must have 1 actions as P\[0\] has, got 0"):
+        CMDP.from_gymnasium(Odd, gamma=0.9)
     Odd.P = {0: {0: [(1.0, 0, 0.0, False)]}}
     with pytest.raises(TypeError, match="pass rho0="):
         CMDP.from_gymnasium(Odd, gamma=0.9)
     assert CMDP.from_gymnasium(Odd, gamma=0.9, rho0=[1.0]).ends is None
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_probabilities_whose_rounded_sum_exceeds_one(terminated):
+    class Odd:
+        unwrapped = None
+        P = {0: {0: [(p, 0, 1.0, terminated) for p in (0.2, 0.4, 0.3, 0.1)]}}  # noqa: RUF012
+
+    Odd.unwrapped = Odd
+    assert sum(p for p, *_ in Odd.P[0][0]) > 1
+    found = CMDP.from_gymnasium(Odd, gamma=0.5, rho0=[1.0])
+    assert found.evaluate([[1.0]]).reward == pytest.approx(1.0 if terminated else 2.0)
 
 
 def test_rollouts_agree_with_the_exact_model(name):
@@ -289,5 +304,7 @@ def test_a_discretised_policy_acts_on_raw_observations():
 def test_bad_arguments(options, match):
     with pytest.raises(ValueError, match=match):
         rollout(make("FrozenLake"), policies.uniform(64, 4), **{"episodes": 2, "gamma": 0.9} | options)
+    with pytest.raises(TypeError, match="env must be a Gymnasium environment, got str"):
+        rollout("FrozenLake-v1", policies.uniform(64, 4), 2, gamma=0.9)
     with pytest.raises(TypeError, match="cost must be a function, a name in the infos or None"):
         rollout(make("FrozenLake"), policies.uniform(64, 4), 2, gamma=0.9, cost=3)

@@ -13,24 +13,15 @@ from dpdl.instances import garnet
 from dpdl.models import linear_programs as programs
 from dpdl.models import occupancy as occupancies
 from dpdl.models.cmdp import CMDP
+from problems import one_state, random_policy
 
 #: What the programs promise on the normalised scale, with room for a few roundings.
 NORMALISED = 3 * programs.TOLERANCE
 
 
-def one_state(r, *u, gamma=0.5):
-    """Return a CMDP with one state, so that a policy is its own normalised occupancy."""
-    n = len(r)
-    return CMDP(np.ones((1, n, 1)), [r], np.reshape(u, (-1, 1, n)), gamma, [1.0])
-
-
 def clock(*u, gamma=0.5):
     """Return the chain 0, 1, 0, 1, ...: (1-gamma) (1 + gamma^2 + ...) = 1/(1+gamma) of the time in state 0."""
     return CMDP([[[0.0, 1.0]], [[1.0, 0.0]]], [[1.0], [0.0]], np.reshape(u, (-1, 2, 1)), gamma, [1.0, 0.0])
-
-
-def random_policy(cmdp, seed=0):
-    return np.random.default_rng(seed).dirichlet(np.ones(cmdp.n_actions), size=cmdp.n_states)
 
 
 def random_distribution(shape, decades, seed=0):

@@ -1,8 +1,6 @@
 """The lower-bound families: every closed form against a linear solve and the LP, and the bounds against the models."""
 
 import dataclasses
-from itertools import combinations
-from math import comb
 
 import numpy as np
 import pytest
@@ -372,40 +370,6 @@ def test_the_recipe_leaves_a_gap_at_three_pairs():
         1e9, 4, 9, 15, 2, 0.5, constant=1.0
     )
     assert worst == pytest.approx(2.8e-5, rel=0.01)
-
-
-@pytest.mark.parametrize("n", [1, 2, 4, 5, 9, 13, 16, 17, 24, 40])
-def test_packing_has_the_size_and_distance_of_the_lemma(n):
-    theta = instances.packing(n, rng=n)
-    assert set(np.unique(theta)) <= {-1, 1}
-    assert len(theta) >= np.exp(n / 8)
-    assert min(abs(a - b).sum() for a, b in combinations(theta, 2)) >= n / 2
-    np.testing.assert_array_equal(theta, instances.packing(n, rng=n))
-
-
-@pytest.mark.parametrize(("n", "distance"), [(6, 0.5), (8, 0.25), (10, 0.3)])
-def test_packing_reaches_what_gilbert_and_varshamov_promise(n, distance):
-    radius = int(np.ceil(distance * n)) - 1
-    size = int(np.ceil(2**n / sum(comb(n, k) for k in range(radius + 1))))
-    theta = instances.packing(n, size, distance, rng=0)
-    assert len(theta) == size
-    assert min((a != b).mean() for a, b in combinations(theta, 2)) >= distance
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((200,), r"n = 200 asks for exp\(n/8\) vectors, too many to list"),
-        ((4, 17), r"size = 17 vectors of length 4 at distance 0\.25 not found: 16 were"),
-        ((40, 100, 0.5), r"size = 100 vectors of length 40 at distance 0\.5 not found: \d+ were"),
-        ((10, 10**8), "size must be between 1 and 10000000, got 100000000"),
-        ((0,), "n must be between 1"),
-        ((4, 2, 1.5), r"distance must be >= 0 and <= 1, got 1\.5"),
-    ],
-)
-def test_packing_says_what_it_cannot_do(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        instances.packing(*arguments, rng=0)
 
 
 def test_same_seed_same_instance():

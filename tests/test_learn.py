@@ -17,6 +17,7 @@ from dpdl.data.reference import estimate_reference
 from dpdl.lasting import progress as _progress
 from dpdl.result import Point, Status
 from dpdl.settings import Settings
+from long_runs import bits
 from problems import random_log
 
 LOG = random_log(4, 3, 200, 2, seed=1, used_actions=2, evenness=5.0)
@@ -34,12 +35,6 @@ def paper_start(log, mu_hat, settings):
 
 def run(**changes):
     return learn(LOG, **{**GOOD, **changes})
-
-
-def bits(result):
-    """Everything numerical in a result."""
-    arrays = (result.x_mean, result.V_mean, result.lam_mean, *result.last)
-    return [array.tobytes() for array in arrays], result.n_steps, result.diagnostics
 
 
 def names_of(premises, holds):
@@ -382,19 +377,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
     ("changes", "error", "message"),
     [
         ({"gamma": 1.0}, ValueError, "gamma must be > 0 and < 1, got 1.0"),
-        ({"gamma": np.nan}, ValueError, "gamma must be finite, got nan"),
-        ({"psi": 0.5}, ValueError, "psi must be >= 1 and <= 1e+30, got 0.5"),
-        ({"slater": 0.0}, ValueError, "slater must be >= 1e-30 and <= 1, got 0.0"),
-        ({"slater": 1.5}, ValueError, "slater must be >= 1e-30 and <= 1, got 1.5"),
-        ({"floor": 0.0}, ValueError, "floor must be >= 1e-200 and <= 1, got 0.0"),
-        ({"floor": 2}, ValueError, "floor must be >= 1e-200 and <= 1, got 2.0"),
-        ({"T": 0}, ValueError, "T must be between 1 and 9223372036854775807, got 0"),
-        ({"T": -3}, ValueError, "T must be between 1 and 9223372036854775807, got -3"),
-        ({"T": 1.5}, ValueError, "T must be a whole number, got 1.5"),
         ({"T": None}, ValueError, "give T (a number of steps) or eps"),
-        ({"T": None, "eps": 0.0}, ValueError, "eps must be >= 1e-30, got 0.0"),
-        ({"eps": -1}, ValueError, "eps must be >= 1e-30, got -1.0"),
-        ({"order": "random"}, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
         ({"steps": 5}, TypeError, "unexpected keyword argument 'steps'; did you mean T?"),
         ({"settings": {"T": 5}}, TypeError, "settings must be a Settings, got dict"),
         ({"rho0": None}, TypeError, "give either rho0 or initial_states"),

@@ -1,10 +1,10 @@
-"""Policies from tables, sampled actions, mixtures."""
+"""Policies from tables, and sampled actions."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpdl import policy
+from dpdl import Policy, policy
 
 
 def test_rows_are_normalised():
@@ -68,18 +68,12 @@ def test_states_that_the_data_never_shows_are_unreached_when_weighted():
     np.testing.assert_array_equal(found, [[0.2, 0.8], [1.0, 0.0]])
 
 
-def test_unreached_states():
-    x = [[0.0, 0.0], [0.0, 1e-310], [1e-9, 0.0], [1.0, 0.0]]
-    assert policy.unreached_states(x).tolist() == [0]
-    assert policy.unreached_states(x, threshold=1e-9).tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("n_actions", [1, 2, 3, 5, 8, 33])
 def test_sampled_frequencies(n_actions):
     rng = np.random.default_rng(n_actions)
     table = rng.dirichlet(np.ones(n_actions), size=3)
     states = rng.integers(3, size=60_000)
-    actions = policy.sample_actions(table, states, rng)
+    actions = Policy(table).act(states, rng)
     for s in range(3):
         seen = np.bincount(actions[states == s], minlength=n_actions)
         expected = table[s] * seen.sum()
@@ -97,7 +91,7 @@ def test_sampling_agrees_with_a_plain_search():
     states = np.arange(20).repeat(50)
     draws = np.random.default_rng(4).random(states.size)
     expected = [np.searchsorted(table[s].cumsum(), u, side="right") for s, u in zip(states, draws, strict=True)]
-    assert policy.sample_actions(table, states, np.random.default_rng(4)).tolist() == expected
+    assert Policy(table).act(states, np.random.default_rng(4)).tolist() == expected
 
 
 def test_actions_of_probability_zero_are_never_drawn():
@@ -109,29 +103,21 @@ def test_actions_of_probability_zero_are_never_drawn():
 
     table = np.array([[0.0, 0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
     table[0, 1] -= 1e-12  # sums a little below one, as rounded policies do
-    actions = policy.sample_actions(table, [0, 0, 1, 1], Extreme(np.random.PCG64(0)))
+    actions = Policy(table).act([0, 0, 1, 1], Extreme(np.random.PCG64(0)))
     assert actions.tolist() == [1, 3, 2, 2]
 
 
 def test_sampling_no_states_and_repeating_a_seed():
-    assert policy.sample_actions([[1.0]], []).shape == (0,)
+    assert Policy([[1.0]]).act([]).shape == (0,)
     table, states = policy.uniform(5, 4), np.arange(1000) % 5
     np.testing.assert_array_equal(
-        policy.sample_actions(table, states, 7),
-        policy.sample_actions(table, states, np.random.default_rng(7)),
+        Policy(table).act(states, 7),
+        Policy(table).act(states, np.random.default_rng(7)),
     )
 
 
-def test_uniform_and_deterministic():
+def test_uniform():
     np.testing.assert_array_equal(policy.uniform(2, 4), np.full((2, 4), 0.25))
-    np.testing.assert_array_equal(policy.deterministic([2, 0], 3), [[0, 0, 1], [1, 0, 0]])
-
-
-def test_mixture_is_taken_state_by_state():
-    first, second = policy.deterministic([0, 1], 2), policy.uniform(2, 2)
-    np.testing.assert_allclose(policy.mix(first, second, 0.5), [[0.75, 0.25], [0.25, 0.75]])
-    np.testing.assert_array_equal(policy.mix(first, second, 0), first)
-    np.testing.assert_array_equal(policy.mix(first, second, 1), second)
 
 
 HALF = [[0.5, 0.5]]
@@ -153,21 +139,8 @@ HALF = [[0.5, 0.5]]
         (lambda: policy.weighted(HALF, [[1.0]], HALF), ValueError, "mu must have shape"),
         (lambda: policy.weighted(HALF, HALF, [[0.5, 0.0]]), ValueError, r"mu_hat\[0, 1\] = 0.0 must be > 0"),
         (lambda: policy.weighted(HALF, HALF, [[0.5]]), ValueError, "mu_hat must have shape"),
-        (lambda: policy.unreached_states([1.0]), ValueError, "x must have shape"),
-        (lambda: policy.unreached_states(HALF, -1.0), ValueError, "threshold must be >= 0"),
-        (lambda: policy.sample_actions([[0.5, 0.6]], [0]), ValueError, r"policy\[0\] must sum to 1"),
-        (lambda: policy.sample_actions(HALF, [0, 1]), ValueError, r"states\[1\] = 1 must be between 0 and 0"),
-        (lambda: policy.sample_actions(HALF, [0.5]), ValueError, r"states\[0\] = 0.5 must be a whole number"),
-        (lambda: policy.sample_actions(HALF, [0], "seed"), TypeError, "rng must be"),
         (lambda: policy.uniform(0, 2), ValueError, "n_states must be between 1"),
         (lambda: policy.uniform(2, 0), ValueError, "n_actions must be between 1"),
-        (lambda: policy.deterministic([0, 3], 3), ValueError, r"actions\[1\] = 3 must be between 0 and 2"),
-        (lambda: policy.deterministic([], 3), ValueError, "actions must name an action"),
-        (lambda: policy.deterministic([0], 0), ValueError, "n_actions must be between 1"),
-        (lambda: policy.mix([[0.9, 0.0]], HALF, 0.5), ValueError, r"first\[0\] must sum to 1"),
-        (lambda: policy.mix([[1e308, 1e308]], HALF, 0.5), ValueError, r"first\[0\] must sum to 1, got inf"),
-        (lambda: policy.mix(HALF, [[1.0]], 0.5), ValueError, "second must have shape"),
-        (lambda: policy.mix(HALF, HALF, 1.5), ValueError, "weight must be >= 0 and <= 1"),
     ],
 )
 def test_bad_input_is_named(call, error, message):

@@ -58,6 +58,7 @@ def test_an_exemplary_trajectory_has_its_guarantee(mixing_time):
     claim = guarantee(*_run(mixing_time=mixing_time))
     assert claim is not None
     assert "Theorem 4.6 with c'_o = 1, c'_e = 1:" in claim
+    assert "(10.95 eps)" in claim
 
 
 @pytest.mark.parametrize(

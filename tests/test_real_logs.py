@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Policy, exact, learn, learn_adaptive
-from dpdl import policy as policies
 from dpdl.models.judgement import judge
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, returns, rollout, world
 
@@ -39,9 +38,7 @@ def in_world(name, log, probabilities):
 def real(name, table, n=5000, seed=1):
     """Discounted reward and cost, and undiscounted, of n episodes in the environment: means and standard errors."""
     draws = np.random.default_rng(seed)
-    rows = rollout(
-        world(name), lambda s, rng: policies.sample_actions(table, s, rng), draws, n_episodes=n, time_limit=LONG
-    )
+    rows = rollout(world(name), Policy(table).act, draws, n_episodes=n, time_limit=LONG)
     return [(one.mean(), one.std() / np.sqrt(n)) for one in returns(rows, GAMMA)]
 
 

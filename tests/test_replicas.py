@@ -22,6 +22,7 @@ import pytest
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
 from dpdl.lasting import progress
 from dpdl.lasting.plan import PLAN
+from dpdl.learning import practice
 from dpdl.learning.layout import Coordinates
 from dpdl.running import pool as pool_module
 from long_runs import bits
@@ -506,6 +507,13 @@ def test_a_sweep_lays_out_each_mu_hat_once(monkeypatch, over, expected):
     settings = {"gamma": 0.8, "slater": 0.3, "T": 100, "rho0": [0.25] * 4} | ({} if "psi" in over else {"psi": 2})
     sweep(random_log(4, 3, 200, 1, seed=0), over=over, rng=0, check_slater=False, **settings)
     assert len(calls) == expected
+
+
+def test_replicas_plan_their_start_once(monkeypatch):
+    calls, plain = [], practice.start
+    monkeypatch.setattr(practice, "start", lambda *arguments: calls.append(1) or plain(*arguments))
+    replicate(random_log(4, 3, 200, 1, seed=0), n=3, gamma=0.8, T=100, rho0=[0.25] * 4, rng=0, even_if_infeasible=True)
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")

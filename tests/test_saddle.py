@@ -8,16 +8,8 @@ from scipy.optimize import minimize
 
 from dpdl import exact, theory
 from dpdl.instances import garnet
-from dpdl.models.cmdp import CMDP
 from exact_oracle import hostile, optimum
-
-
-def one_state(r=(1.0, 0.0), u=((-1.0, 1.0),), gamma=0.5):
-    return CMDP([[[1.0]] * len(r)], [list(r)], [[list(row)] for row in u], gamma, [1.0])
-
-
-def random_policy(cmdp, seed):
-    return np.random.default_rng(seed).dirichlet(np.ones(cmdp.n_actions), size=cmdp.n_states)
+from problems import one_state, random_policy
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +113,7 @@ def test_saddle_value_grows_with_psi_and_shrinks_with_kappa(game):
 @pytest.mark.slow
 def test_saddle_value_agrees_with_direct_maximisation():
     # One state, so x has two coordinates and J_kappa can be searched directly.
-    cmdp = one_state(r=(1.0, 0.2), u=((-0.5, 0.6),), gamma=0.8)
+    cmdp = one_state([1.0, 0.2], [-0.5, 0.6], gamma=0.8)
     mu, mu_hat = np.array([[0.3, 0.7]]), np.array([[0.35, 0.6]])
     psi, kappa, slater = 1.5, 0.3, 0.4
     caps = psi * mu_hat / 0.2
@@ -139,7 +131,7 @@ def test_saddle_value_agrees_with_direct_maximisation():
 
 
 def test_game_without_utilities():
-    cmdp = one_state().unconstrained()
+    cmdp = one_state([1.0, 0.0])
     mu = [[0.5, 0.5]]
     assert exact.saddle_value(cmdp, mu, mu, 2.0, 0.0, 0.5) == pytest.approx(2, abs=1e-8)
     assert exact.penalised_objective(cmdp, [[2.0, 0.0]], mu, mu, 0.0, 0.5) == pytest.approx(2)
@@ -178,7 +170,7 @@ MU = [[0.5, 0.5]]
 )
 def test_bad_arguments_are_refused_by_name(call, error, message):
     with pytest.raises(error, match=message):
-        call(one_state())
+        call(one_state([1.0, 0.0], [-1.0, 1.0]))
 
 
 def test_the_saddle_value_of_a_hostile_model_is_right_or_refused():

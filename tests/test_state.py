@@ -1,7 +1,6 @@
 """The state in a checkpoint: any that a run comes to is taken, and none that a run could not go on from."""
 
 import contextlib
-import os
 import re
 import tempfile
 from functools import cache
@@ -27,10 +26,7 @@ REGIMES = {
 #: Every two of a regime, an order and a number of utilities together.
 KINDS = [(regime, ORDERS[j], (0, 1, 3)[(i + j) % 3]) for i, regime in enumerate(REGIMES) for j in range(3)]
 
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def log_of(n_utilities):

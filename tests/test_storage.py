@@ -24,10 +24,7 @@ from logs import KINDS, assert_same, contents, make_log, nothing_else, reseal, r
 
 RUN = {"gamma": 0.9, "psi": 3, "slater": 0.3, "T": 3000, "rho0": [0.25] * 4, "rng": 0}
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(params=[7, packing.CHUNK], ids=["chunks", "whole"])
@@ -296,7 +293,7 @@ def test_trajectories_that_begin_late_are_refused(tmp_path):
         ({"n_trajectories": 61}, "n_trajectories = 61 exceeds n_records"),
         ({"n_trajectories": None}, "files must have the names ['pairs.npy', 'records.npy'], got"),
         ({"version": 3}, "its version is 3, and this dpdl reads versions 1 to 2"),
-        ({"format": "dpdl result"}, "it is not the header of a dpdl data set"),
+        ({"format": "dpdl result"}, "it is not a dpdl dataset"),
         ({"files": {}}, "files must have the names"),
         ({"files": 3}, "files must have the names"),
         ({"more": 1}, "the header must have the names"),
@@ -344,7 +341,7 @@ def test_units_that_make_no_sense_are_refused(tmp_path, changes, message):
         (b"\xff\xfe", "header.json: it is not valid JSON"),
         (b'{"n_records": NaN}', "header.json: it is not valid JSON: NaN is not a number"),
         (b"9" * 10**4, "header.json: it is not valid JSON"),
-        (b"[1]", "header.json: it is not the header of a dpdl data set"),
+        (b"[1]", "header.json: it is not a dpdl dataset"),
         (b'{"format": "dpdl dataset", "version": 1}', "header.json: it has no checksum"),
         (b'{"format": "dpdl dataset", "version": 1, "checksum": "00"}', "header.json: it has no checksum"),
         (b" " * (storage.LARGEST_HEADER + 1), "header.json: 16777217 bytes are too many for a header"),

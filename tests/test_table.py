@@ -416,12 +416,11 @@ def test_bad_values_in_a_csv_are_found_by_row(tmp_path):
 FAULTS = "the table has missing or malformed values"
 
 
-def case(name, columns, arguments, kind, message):
-    return pytest.param(columns, arguments, kind, message, id=name)
+def case(name, message, columns=TABLE, error=ValueError, **changes):
+    return pytest.param(columns, EPISODES | changes, error, message, id=name)
 
 
 def malformed():
-    good = EPISODES
     for name, role in [
         ("ward", "state"),
         ("drug", "action"),
@@ -433,282 +432,198 @@ def malformed():
         ("died", "terminated"),
         ("cut", "truncated"),
     ]:
-        arguments = {**good, "costs": COSTS, "time": "day", "truncated": "cut"}
+        changes = {"costs": COSTS, "time": "day", "truncated": "cut"}
         for what, nothing in (("None", None), ("NaN", NAN)):
             values = [*TABLE[name][:3], nothing, *TABLE[name][4:]]
             message = rf"{FAULTS}.*\n  column '{name}' \({role}\): 1 missing, in row 3$"
-            yield case(f"{what} in {name}", table(**{name: values}), arguments, ValueError, message)
+            yield case(f"{what} in {name}", message, table(**{name: values}), **changes)
     yield case(
         "missing next state",
-        table(then=["a", None, "b", "c", "a"]),
-        {**good, "next_state": "then"},
-        ValueError,
         r"column 'then' \(next_state\): 1 missing, in row 1$",
+        table(then=["a", None, "b", "c", "a"]),
+        next_state="then",
     )
-    yield case("infinite reward", table(gain=[1, 2, 3, 4, -np.inf]), good, ValueError, r"1 infinite, in row 4 \(-inf\)")
+    yield case("infinite reward", r"1 infinite, in row 4 \(-inf\)", table(gain=[1, 2, 3, 4, -np.inf]))
     yield case(
         "text reward",
-        table(gain=list("12345")),
-        good,
-        ValueError,
         r"column 'gain' \(reward\): 5 not a number, in rows 0, 1, 2, 3, 4 \('1', '2', '3', '4', '5'\)",
+        table(gain=list("12345")),
     )
-    yield case(
-        "reward of dates", table(gain=np.array(["2024-01-01"] * 5, dtype="M8[D]")), good, ValueError, "5 not a number"
-    )
-    yield case("complex reward", table(gain=np.ones(5) * 1j), good, ValueError, "5 not a number")
-    yield case(
-        "infinite cost",
-        table(icu=[0, 0, np.inf, 0, 0]),
-        {**good, "costs": COSTS},
-        ValueError,
-        r"column 'icu' \(costs\): 1 infinite",
-    )
-    yield case(
-        "infinite label", table(ward=[1, 2, np.inf, 2, 1]), good, ValueError, r"column 'ward' \(state\): 1 infinite"
-    )
-    yield case("end is a number", table(died=[0, 0, 1, 0, 2]), good, ValueError, r"1 not true or false, in row 4 \(2\)")
-    yield case("end is text", table(died=["no", "no", "yes", "no", "no"]), good, ValueError, r"5 not true or false")
-    yield case(
-        "time is text", table(day=list("12312")), {**good, "time": "day"}, ValueError, "5 not a number or a date"
-    )
-    yield case("time is infinite", table(day=[1, 2, np.inf, 1, 2]), {**good, "time": "day"}, ValueError, "1 infinite")
+    yield case("reward of dates", "5 not a number", table(gain=np.array(["2024-01-01"] * 5, dtype="M8[D]")))
+    yield case("complex reward", "5 not a number", table(gain=np.ones(5) * 1j))
+    yield case("infinite cost", r"column 'icu' \(costs\): 1 infinite", table(icu=[0, 0, np.inf, 0, 0]), costs=COSTS)
+    yield case("infinite label", r"column 'ward' \(state\): 1 infinite", table(ward=[1, 2, np.inf, 2, 1]))
+    yield case("end is a number", r"1 not true or false, in row 4 \(2\)", table(died=[0, 0, 1, 0, 2]))
+    yield case("end is text", r"5 not true or false", table(died=["no", "no", "yes", "no", "no"]))
+    yield case("time is text", "5 not a number or a date", table(day=list("12312")), time="day")
+    yield case("time is infinite", "1 infinite", table(day=[1, 2, np.inf, 1, 2]), time="day")
     yield case(
         "mixed labels",
-        table(ward=[1, "1", 1, "1", 2]),
-        good,
-        ValueError,
         r"^column 'ward' \(state\): labels of one column must be of one kind, got 1 \(number\) and '1' \(text\)$",
+        table(ward=[1, "1", 1, "1", 2]),
     )
     yield case(
         "mixed with bool",
-        table(drug=[1, True, 0, 1, 0]),
-        good,
-        ValueError,
         r"^column 'drug' \(action\): .* got 1 \(number\) and True \(bool\)$",
+        table(drug=[1, True, 0, 1, 0]),
     )
     yield case(
         "state and next state mixed",
-        table(then=[0, 1, 0, 1, 0]),
-        {**good, "next_state": "then"},
-        ValueError,
         r"^column 'ward' \(state\) and column 'then' \(next_state\): .*got 'b' \(text\) and 0 \(number\)$",
+        table(then=[0, 1, 0, 1, 0]),
+        next_state="then",
     )
-    yield case("mixed pandas", pd.DataFrame(table(ward=[1, "1", 1, "1", 2])), good, ValueError, "must be of one kind")
-    yield case(
-        "mixed episodes",
-        table(patient=["1", "1", "1", 1, 1]),
-        good,
-        ValueError,
-        r"^column 'patient' \(episode\): .*kind",
-    )
+    yield case("mixed pandas", "must be of one kind", pd.DataFrame(table(ward=[1, "1", 1, "1", 2])))
+    yield case("mixed episodes", r"^column 'patient' \(episode\): .*kind", table(patient=["1", "1", "1", 1, 1]))
     yield case(
         "unhashable labels",
-        table(ward=[{}, {}, {}, {}, {}]),
-        good,
-        TypeError,
         r"^column 'ward' \(state\): unhashable type: 'dict'$",
+        table(ward=[{}, {}, {}, {}, {}]),
+        error=TypeError,
     )
     yield case(
         "repeated time",
-        table(day=[1, 2, 2, 1, 2]),
-        {**good, "time": "day"},
-        ValueError,
         r"^column 'day' \(time\): a time must not occur twice in an episode, but rows 1 and 2 of episode 'p2' have the",
+        table(day=[1, 2, 2, 1, 2]),
+        time="day",
     )
     yield case(
         "episodes apart",
-        table(patient=["p2", "p1", "p2", "p1", "p1"]),
-        good,
-        ValueError,
         r"^column 'patient' \(episode\): the rows of an episode must be together, but those of 'p2' go on in row 2 "
         r"after row 0; sort the table, or pass time=$",
+        table(patient=["p2", "p1", "p2", "p1", "p1"]),
     )
     yield case(
         "not chained",
-        table(then=["a", "c", "b", "c", "a"]),
-        {**good, "next_state": "then"},
-        ValueError,
         r"^episodes do not chain: the next state in row 1 is 'c', but row 2, which follows in the same episode, has "
         r"the state 'b' \(such rows in the table: 1\)$",
+        table(then=["a", "c", "b", "c", "a"]),
+        next_state="then",
     )
     yield case(
         "unsorted and not chained",
-        table(day=[1, 3, 2, 1, 2]),
-        {**good, "next_state": "then", "terminated": None, "time": "day"},
-        ValueError,
         r"^episodes do not chain: the next state in row 0 is 'a', but row 2,",
+        table(day=[1, 3, 2, 1, 2]),
+        next_state="then",
+        terminated=None,
+        time="day",
     )
     yield case(
         "end in the middle",
-        table(died=[True, False, True, False, False]),
-        good,
-        ValueError,
         r"^column 'died' \(terminated\): only the last row of an episode can be terminated, but 1 row is terminated "
         r"before it, in row 0$",
+        table(died=[True, False, True, False, False]),
     )
     yield case(
         "cut in the middle",
-        table(cut=[False, True, False, True, True]),
-        {**good, "truncated": "cut"},
-        ValueError,
         r"^column 'cut' \(truncated\): only the last row .* but 2 rows are truncated before it, in rows 1, 3$",
+        table(cut=[False, True, False, True, True]),
+        truncated="cut",
     )
     yield case(
         "ends not said",
-        TABLE,
-        {**good, "terminated": None},
-        ValueError,
         r"^without next_state it must be said whether the last row of an episode ends it: pass terminated=",
+        terminated=None,
     )
     yield case(
         "ends half said",
-        TABLE,
-        {**good, "terminated": None, "truncated": "cut"},
-        ValueError,
         r"^column 'cut' \(truncated\): 1 row is the last of an episode and not truncated, in row 2; pass terminated=",
+        terminated=None,
+        truncated="cut",
     )
     yield case(
         "never truncated",
-        TABLE,
-        {**good, "truncated": False},
-        ValueError,
         r"^truncated=False says that every episode ends, but 1 row is the last of an episode and not terminated",
+        truncated=False,
     )
-    yield case("two ends", TABLE, {**good, "terminated": True, "truncated": True}, ValueError, "contradict each other")
+    yield case("two ends", "contradict each other", terminated=True, truncated=True)
     yield case(
-        "no episodes",
-        TABLE,
-        {**good, "episode": None},
-        ValueError,
-        r"^without next_state the next row of the episode is the next state: pass episode=",
+        "no episodes", r"^without next_state the next row of the episode is the next state: pass episode=", episode=None
     )
     yield case(
         "last rows of no episodes",
-        TABLE,
-        {**NAMES, "next_state": "then", "terminated": True},
-        ValueError,
         r"^without episode=, terminated= must be a column",
+        episode=None,
+        next_state="then",
+        terminated=True,
     )
-    yield case(
-        "last rows in row order",
-        TABLE,
-        {**NAMES, "terminated": True, "truncated": "cut"},
-        ValueError,
-        r"needs episode=$",
-    )
+    yield case("last rows in row order", r"needs episode=$", episode=None, terminated=True, truncated="cut")
     yield case(
         "time without episodes",
-        TABLE,
-        {**NAMES, "next_state": "then", "time": "day"},
-        ValueError,
         r"^time sorts the rows of an episode, so it needs episode=",
+        episode=None,
+        next_state="then",
+        time="day",
+        terminated=None,
     )
     yield case(
         "unknown columns",
-        TABLE,
-        {**good, "reward": "gian", "state": "room"},
-        ValueError,
         r"^the table has no column 'gian' \(reward\), did you mean 'gain'\?, 'room' \(state\); its columns are 'ward',",
+        reward="gian",
+        state="room",
     )
     yield case(
-        "limit for an unknown column",
-        TABLE,
-        {**good, "costs": {"icu": 1, "burns": 0.1}},
-        ValueError,
-        r"^the table has no column 'burns' \(costs\)",
+        "limit for an unknown column", r"^the table has no column 'burns' \(costs\)", costs={"icu": 1, "burns": 0.1}
     )
-    yield case(
-        "limit not finite", TABLE, {**good, "costs": {"icu": NAN}}, ValueError, r"^costs\['icu'\] must be finite"
-    )
-    yield case(
-        "limit not a number", TABLE, {**good, "costs": {"icu": "low"}}, TypeError, r"^costs\['icu'\] must be a real"
-    )
-    yield case(
-        "no limits", TABLE, {**good, "costs": ["icu"]}, TypeError, r"^costs must be a dictionary of columns and their"
-    )
-    yield case(
-        "one column twice",
-        TABLE,
-        {**good, "next_state": "ward"},
-        ValueError,
-        r"^state and next_state both name the column 'ward'$",
-    )
-    yield case(
-        "one state column twice", TABLE, {**good, "state": ["ward", "ward"]}, ValueError, "must name distinct columns"
-    )
+    yield case("limit not finite", r"^costs\['icu'\] must be finite", costs={"icu": NAN})
+    yield case("limit not a number", r"^costs\['icu'\] must be a real", error=TypeError, costs={"icu": "low"})
+    yield case("no limits", r"^costs must be a dictionary of columns and their", error=TypeError, costs=["icu"])
+    yield case("one column twice", r"^state and next_state both name the column 'ward'$", next_state="ward")
+    yield case("one state column twice", "must name distinct columns", state=["ward", "ward"])
     yield case(
         "too few next states",
-        TABLE,
-        {**good, "state": ["ward", "icu"], "next_state": ["then"]},
-        ValueError,
         r"^next_state must name as many columns as state, got \['then'\] and \['ward', 'icu'\]$",
+        state=["ward", "icu"],
+        next_state=["then"],
     )
-    yield case(
-        "a number for a name", TABLE, {**good, "state": 3}, TypeError, r"^state must be the name of a column or a list"
-    )
-    yield case(
-        "a number for an end", TABLE, {**good, "terminated": 1}, TypeError, r"^terminated must be the name of a column,"
-    )
-    yield case(
-        "unknown rule", TABLE, {**good, "missing": "skip"}, ValueError, r"^missing must be one of 'error', 'drop'"
-    )
-    yield case("no rows", {name: [] for name in TABLE}, good, ValueError, r"^the table has no rows$")
-    yield case("no rows in pandas", pd.DataFrame(TABLE)[:0], good, ValueError, r"^the table has no rows$")
-    yield case("no columns", {}, good, ValueError, r"^the table has no column 'gain' \(reward\)")
+    yield case("a number for a name", r"^state must be the name of a column or a list", error=TypeError, state=3)
+    yield case("a number for an end", r"^terminated must be the name of a column,", error=TypeError, terminated=1)
+    yield case("unknown rule", r"^missing must be one of 'error', 'drop'", missing="skip")
+    yield case("no rows", r"^the table has no rows$", {name: [] for name in TABLE})
+    yield case("no rows in pandas", r"^the table has no rows$", pd.DataFrame(TABLE)[:0])
+    yield case("no columns", r"^the table has no column 'gain' \(reward\)", {})
     yield case(
         "one row that stops",
-        {name: values[3:4] for name, values in TABLE.items()},
-        good,
-        ValueError,
         r"^no row of the table can be used; 1 row was left out: the record of an episode stops there",
+        {name: values[3:4] for name, values in TABLE.items()},
     )
     yield case(
         "all dropped",
-        table(gain=[None] * 5),
-        {**good, "missing": "drop"},
-        ValueError,
         r"^no row of the table can be used; 5 rows were left out because of missing or malformed values",
+        table(gain=[None] * 5),
+        missing="drop",
     )
     yield case(
         "dropped episodes",
-        table(patient=["p2", None, "p2", "p1", "p1"]),
-        {**good, "missing": "drop"},
-        ValueError,
         r"^rows whose episode is not known cannot be dropped: .*\n  column 'patient' \(episode\): 1 missing, in row 1$",
+        table(patient=["p2", None, "p2", "p1", "p1"]),
+        missing="drop",
     )
+    yield case("lengths", r"^the columns differ in length: 2 in column 'gain'", table(gain=[1.0, 2.0]))
     yield case(
-        "lengths", table(gain=[1.0, 2.0]), good, ValueError, r"^the columns differ in length: 2 in column 'gain'"
-    )
-    yield case(
-        "two dimensions",
-        table(gain=np.ones((5, 2))),
-        good,
-        ValueError,
-        r"^column 'gain' must have one dimension, got shape \(5, 2\)$",
+        "two dimensions", r"^column 'gain' must have one dimension, got shape \(5, 2\)$", table(gain=np.ones((5, 2)))
     )
     yield case(
         "a number as a column",
-        table(gain=3.0),
-        good,
-        TypeError,
         r"^column 'gain' must be an array or a list, got float$",
+        table(gain=3.0),
+        error=TypeError,
     )
     yield case(
-        "text as a column", table(ward="abaca"), good, TypeError, r"^column 'ward' must be an array or a list, got str$"
+        "text as a column", r"^column 'ward' must be an array or a list, got str$", table(ward="abaca"), error=TypeError
     )
-    yield case("rows", [TABLE], good, TypeError, r"^table must be a data frame, an Arrow table, .* got list$")
+    yield case("rows", r"^table must be a data frame, an Arrow table, .* got list$", [TABLE], error=TypeError)
     yield case(
-        "matrix", np.ones((3, 3)), good, TypeError, r"^table must be a data frame, an Arrow table, .* got ndarray$"
+        "matrix", r"^table must be a data frame, an Arrow table, .* got ndarray$", np.ones((3, 3)), error=TypeError
     )
-    yield case("lazy", pl.LazyFrame(TABLE), good, TypeError, r"got LazyFrame; call its collect\(\) first$")
+    yield case("lazy", r"got LazyFrame; call its collect\(\) first$", pl.LazyFrame(TABLE), error=TypeError)
     twice = pd.DataFrame(TABLE)
     twice.columns = [*twice.columns[:-1], "gain"]
-    yield case("a name twice", twice, good, ValueError, r"^the table has more than one column 'gain'$")
+    yield case("a name twice", r"^the table has more than one column 'gain'$", twice)
     ids = np.array([2.0**60, 1, 1, 1, 1])
-    yield case("large floats", table(ward=ids), good, ValueError, r"^column 'ward' \(state\): numbers beyond 2\^53")
+    yield case("large floats", r"^column 'ward' \(state\): numbers beyond 2\^53", table(ward=ids))
     finer = np.array(["2024-01-01T00:00:00.000000001"] * 5, dtype="M8[ns]")
-    yield case("nanoseconds", table(ward=finer), good, ValueError, "not whole microseconds cannot be labels$")
+    yield case("nanoseconds", "not whole microseconds cannot be labels$", table(ward=finer))
 
 
 MALFORMED = list(malformed())

@@ -141,8 +141,7 @@ def solve(problem: Problem) -> Solution:
         upper = max(
             (log_y + mp.log(len(dual.c) * c) - mp.log(dual.B2)) / c for log_y, c in zip(dual.log_y, dual.c, strict=True)
         )
-        guess, _ = _root(_FloatDual(problem), 0.0, float(upper) * (1 + 1e-9), 1e-13, 0.0)
-        beta, point = _root(dual, mp.zero, upper, mp.mpf(10) ** -(DIGITS - 10), mp.mpf(guess))
+        beta, point = _root(dual, upper, mp.mpf(10) ** -(DIGITS - 10))
     alpha = mp.log(point.shrink) if point.shrink > 1 else mp.zero
     log_x = [log_y - alpha - c * beta for log_y, c in zip(dual.log_y, dual.c, strict=True)]
     if point.capped:
@@ -217,53 +216,9 @@ class _Dual:
         return _Point(x, shrink, capped, ratio, slope / self.B2)
 
 
-class _FloatDual:
-    """The same function in float64 by way of logarithms, for a guess only; its points carry no x."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.j = problem.j
-        self.c = problem.c.astype(float)
-        self.log_y = problem.log_x.astype(float)
-        self.log_y[self.j] += float(problem.step)
-        self.log_cap = float(problem.log_cap)
-        self.log_B1, self.log_B2 = math.log(problem.B1), math.log(problem.B2)
-
-    def __call__(self, beta: float) -> _Point:
-        log_x = self.log_y - self.c * beta
-        own = float(log_x[self.j])
-        log_x[self.j] = -np.inf
-        others = float(np.logaddexp.reduce(log_x))
-        alpha = 0.0
-        capped = own >= self.log_cap
-        if np.logaddexp(others, min(own, self.log_cap)) > self.log_B1:
-            alpha = float(np.logaddexp(others, own)) - self.log_B1
-            capped = own - alpha >= self.log_cap
-            if capped:
-                room = -math.expm1(min(self.log_cap - self.log_B1, -1e-300))
-                alpha = others - self.log_B1 - math.log(room)
-        log_x[self.j] = own
-        log_x -= alpha
-        if capped:
-            log_x[self.j] = self.log_cap
-        log_terms = np.log(self.c) + log_x
-        log_ratio = float(np.logaddexp.reduce(log_terms)) - self.log_B2
-        share = np.exp(log_terms - self.log_B2 - log_ratio)  # of each coordinate in sum c x
-        if capped:
-            share[self.j] = 0.0
-        slope = -float(share @ self.c)
-        mass = float(share @ (1 / self.c))
-        if alpha > 0 and mass > 0:
-            mean = float(share.sum()) / mass
-            slope = -float((share / self.c) @ (self.c - mean) ** 2)
-        ratio = math.exp(min(log_ratio, 700.0))
-        return _Point([], alpha, capped, ratio, slope * ratio)
-
-
-def _root(
-    function: Callable[[Number], _Point], low: Number, high: Number, tolerance: Number, guess: Number
-) -> tuple[Number, _Point]:
+def _root(function: Callable[[Number], _Point], high: Number, tolerance: Number) -> tuple[Number, _Point]:
     """Where the ratio is 1. Invariant: ratio(low) > 1 >= ratio(high), and it does not increase in between."""
-    beta = guess if low < guess < high else low
+    beta = low = mp.zero
     last = math.inf
     for _ in range(2000):
         point = function(beta)
@@ -272,7 +227,7 @@ def _root(
         if abs(excess) <= tolerance or high - low <= tolerance * tolerance * high:
             break
         if abs(excess) > 0.1 and point.ratio > 0:  # far away Newton on the logarithm gains more
-            excess = point.ratio * (math.log if isinstance(excess, float) else mp.log)(point.ratio)
+            excess = point.ratio * mp.log(point.ratio)
         newton = beta - excess / point.slope if point.slope < 0 else low
         if low < newton < high and 2 * abs(excess) <= last:
             following = newton

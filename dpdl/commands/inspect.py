@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdl._text import aligned
 from dpdl.commands.logs import opened
 from dpdl.commands.output import OK, show
 from dpdl.data.columns import Column, column_names, load
@@ -35,10 +36,8 @@ def inspect(options: Any) -> int:
         lines.append(f"independent transitions, {facts['ended']:,} of which end their episode; where episodes begin")
         lines[-1] += " is not known"
     lines.append("")
-    lines += _table(
-        [("per row", "least", "mean", "largest")]
-        + [(name, *(f"{one:.4g}" for one in values)) for name, values in facts["per row"].items()]
-    )
+    per_row = [(name, *(f"{one:.4g}" for one in values)) for name, values in facts["per row"].items()]
+    lines += aligned(("per row", "least", "mean", "largest"), per_row)
     lines += ["", repr(covered), *(f"note: {note}" for note in log.notes)]
     show(options, {**facts, "coverage": covered, "notes": log.notes}, "\n".join(lines))
     return OK
@@ -76,8 +75,7 @@ def _inspect_columns(options: Any) -> int:
     columns = load(options.log, dict.fromkeys(names, "column"))
     n = len(next(iter(columns.values())).values) if columns else 0
     found = {name: _described(column) for name, column in columns.items()}
-    rows: list[tuple[str, ...]] = [("column", "kind", "distinct", "missing", "values")]
-    rows += [
+    rows = [
         (name, one["kind"], f"{one['distinct']:,}", f"{one['missing']:,}", one["shown"]) for name, one in found.items()
     ]
     hint = (
@@ -85,7 +83,15 @@ def _inspect_columns(options: Any) -> int:
         f"  dpdl inspect {os.fspath(options.log)} --state COLUMN --action COLUMN --reward COLUMN \\\n"
         "      --episode COLUMN --terminated COLUMN    (or --next-state COLUMN)"
     )
-    text = "\n".join([f"{options.log}: {n:,} rows, {len(names)} columns", "", *_table(rows, left=(0, 1, 4)), "", hint])
+    text = "\n".join(
+        [
+            f"{options.log}: {n:,} rows, {len(names)} columns",
+            "",
+            *aligned(("column", "kind", "distinct", "missing", "values"), rows),
+            "",
+            hint,
+        ]
+    )
     show(options, {"rows": n, "columns": found}, text)
     return OK
 
@@ -108,14 +114,3 @@ def _described(column: Column) -> dict[str, Any]:
         "missing": int(column.missing.sum()),
         "shown": shown[:60],
     }
-
-
-def _table(rows: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> list[str]:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if k in left else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

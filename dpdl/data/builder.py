@@ -74,7 +74,23 @@ class DatasetBuilder:
         n_utilities = check.whole("n_utilities", n_utilities, at_most=MOST_UTILITIES)
         scale = scales("utility_scale", utility_scale, n_utilities)
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        self._prepare(path, packing.sizes(n_states, n_actions), units, overwrite)
+        self._path, self._overwrite = check.path("path", path), check.flag("overwrite", overwrite)
+        self._n_states, self._n_actions = packing.sizes(n_states, n_actions)
+        self._units, self._divisors = units, units  # what the header will say, and what chunks are divided by
+        self._costs: CostLimits | None = None
+        self._largest = np.zeros(n_utilities)
+        self._dtype = record_dtype(n_utilities)
+        self._numbering = _Numbering(self._n_states * self._n_actions)
+        size = packing.chunk_size(self._dtype)
+        self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
+        self._n_waiting = 0  # elements of these buffers that are not yet written
+        self._starts: list[NDArray[np.int64]] = []
+        self._n_records, self._n_starts = 0, 0
+        self._trajectories: bool | None = None  # the first chunk decides
+        self._previous: int | None = None
+        self._done = True  # whether the last row was the last of its episode
+        self._state = "new"
+        self._lock = threading.Lock()
 
     @classmethod
     def from_costs(
@@ -104,10 +120,9 @@ class DatasetBuilder:
         ([-1.0, 0.333], [0.5])
         """
         rule = CostLimits.of(limits, gamma, normalised)
-        check.whole("len(limits)", len(rule.limits), at_most=MOST_UTILITIES)
-        builder = cls.__new__(cls)
-        units = rule.units(check.real("reward_scale", reward_scale, above=0), np.zeros(len(rule.limits)))
-        builder._prepare(path, packing.sizes(n_states, n_actions), units, overwrite, rule)
+        sizes = {"n_states": n_states, "n_actions": n_actions, "n_utilities": len(rule.limits)}
+        builder = cls(path, **sizes, reward_scale=reward_scale, overwrite=overwrite)
+        builder._costs = rule
         return builder
 
     @classmethod
@@ -137,31 +152,6 @@ class DatasetBuilder:
         builder = cls(path, **sizes, overwrite=overwrite)
         builder._units = units
         return builder
-
-    def _prepare(
-        self,
-        path: str | os.PathLike[str],
-        sizes: tuple[int, int],
-        units: Units,
-        overwrite: bool,
-        costs: CostLimits | None = None,
-    ) -> None:
-        self._path, self._overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        self._n_states, self._n_actions = sizes
-        self._units, self._divisors = units, units  # what the header will say, and what chunks are divided by
-        self._costs, self._largest = costs, np.zeros(len(units.utility_scale))
-        self._dtype = record_dtype(len(units.utility_scale))
-        self._numbering = _Numbering(sizes[0] * sizes[1])
-        size = packing.chunk_size(self._dtype)
-        self._records, self._flat = np.empty(size, self._dtype), np.empty(size, np.int64)
-        self._n_waiting = 0  # elements of these buffers that are not yet written
-        self._starts: list[NDArray[np.int64]] = []
-        self._n_records, self._n_starts = 0, 0
-        self._trajectories: bool | None = None  # the first chunk decides
-        self._previous: int | None = None
-        self._done = True  # whether the last row was the last of its episode
-        self._state = "new"
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of transitions so far."""

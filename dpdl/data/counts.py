@@ -7,38 +7,17 @@ rewards and utilities vary among them, so sums of squares can be given as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.data import packing
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS
 from dpdl.data.units import CostLimits, Units, scales
-
-Array = NDArray[np.float64]
-
-
-class Log(Protocol):
-    """The parts of a data set that are counted."""
-
-    n_states: int
-    n_actions: int
-    units: Units
-    spreads: NDArray[Any] | None
-
-    @property
-    def table(self) -> NDArray[np.int64]:
-        """The pairs that records may name."""
-
-    @property
-    def n_utilities(self) -> int:
-        """Number of utilities."""
-
-    def parts(self, at_least: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64] | int]]:
-        """Records in chunks, and how many transitions each stands for."""
 
 
 def pack(
@@ -63,8 +42,6 @@ def pack(
     n_states, n_actions = packing.sizes(n_states, n_actions)
     s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
     n, one, name = len(s), *(("utility", "utilities") if costs is None else ("cost", "costs"))
-    if n == 0:
-        raise ValueError("the data set is empty: s has length 0")
     repeats = check.indices("count", count, 2**63 - 1, shape=(n,), dtype=np.int64)
     if not repeats.all():
         raise ValueError(f"count[{np.argmin(repeats)}] = 0 must be at least 1")
@@ -113,18 +90,25 @@ def _variance(name: str, squares: Array, means: Array) -> Array:
     return np.maximum(found, 0.0)
 
 
-def tabulate(log: Log) -> dict[str, NDArray[Any]]:
-    """Count the transitions of a log; the columns are those that `pack` takes, in the caller's units."""
-    I, ends, first = log.n_utilities, log.n_states, 0
+def tabulate(
+    parts: Iterable[tuple[NDArray[Any], NDArray[np.int64] | int]],
+    table: NDArray[np.int64],
+    n_states: int,
+    n_actions: int,
+    units: Units,
+    spreads: NDArray[Any] | None,
+) -> dict[str, NDArray[Any]]:
+    """Count the transitions of a log, given in `parts`; the columns are those of `pack`, in the caller's units."""
+    I, ends, first = len(units.utility_scale), n_states, 0
     keys, sums = np.empty(0, dtype=np.int64), np.empty((0, 2 + 2 * I))
     totals = np.empty(0, dtype=np.int64)
-    scale = np.append(log.units.reward_scale, log.units.utility_scale)
-    for part, repeats in log.parts():
+    scale = np.append(units.reward_scale, units.utility_scale)
+    for part, repeats in parts:
         after = np.where(part["s_next"] < 0, ends, part["s_next"]).astype(np.int64)
         values = np.column_stack([part["r"], part["u"]])
         squares = values**2
-        if log.spreads is not None:
-            spread = log.spreads[first : first + len(part)]
+        if spreads is not None:
+            spread = spreads[first : first + len(part)]
             squares += np.column_stack([spread["r"], spread["u"]])
         weight = np.broadcast_to(repeats, len(part))
         here = np.concatenate([keys, part["pair"].astype(np.int64) * (ends + 1) + after])
@@ -136,12 +120,12 @@ def tabulate(log: Log) -> dict[str, NDArray[Any]]:
         np.add.at(totals, place, counted)
         first += len(part)
     pair, after = np.divmod(keys, ends + 1)
-    s, a = np.divmod(log.table[pair], log.n_actions)
+    s, a = np.divmod(table[pair], n_actions)
     ended = after == ends
     values, squares = sums[:, : 1 + I] * scale, sums[:, 1 + I :] * scale**2
     name = "utility"
     u, u2 = values[:, 1:], squares[:, 1:]
-    if (rule := log.units.cost_limits()) is not None:
+    if (rule := units.cost_limits()) is not None:
         name, slack = "cost", np.where(ended[:, None], rule.total, rule.rate)
         u, u2 = slack * totals[:, None] - u, slack**2 * totals[:, None] - 2 * slack * u + u2
     return {

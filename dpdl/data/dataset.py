@@ -60,31 +60,12 @@ class Dataset:
 
     Attributes
     ----------
-    s, a, s_next, r, u, terminated : arrays
-        The columns, read-only; s_next is -1 where terminated.
-    pairs, pair_counts : int64 arrays
-        The visited pairs as s * n_actions + a, ascending, and how often each occurs.
-    pair : int32 array
-        For each transition, the position of its pair in `pairs`.
-    records : structured array
-        The packed log, see `record_dtype`; the pair of a record is a position in `table`.
-    table, table_counts : int64 arrays
-        The pairs that `pair` of a record indexes, ascending, and how often each occurs. A part of a log shares the
-        table of the whole log, so some of these counts may be zero; otherwise table = pairs.
-    frequencies : array, shape (S, A)
-        The empirical distribution of the pairs.
-    kind : {"independent", "trajectory", "trajectories"}
-        Whether the transitions are independent, one trajectory or several.
+    s, a, s_next, r, u, terminated, pairs, ... : arrays
+        Columns and what is computed from them, read-only; each is documented below.
     units : Units
         Converts results to the caller's units.
     labels : Labels or None
         What states and actions are called (`from_table`); a saved log keeps them.
-    notes : tuple of str
-        What is remarkable about the log: rows of a table that were left out, constraints that cannot be broken, states
-        that are entered and never left. `learn` adds them to the notes of its result. Only the last kind is known of a
-        log that was saved and opened.
-    initial_counts : int64 array, shape (S,), or None
-        How often an episode began in each state: the default of the initial distribution. None if that is not known.
     repeats, spreads : arrays or None
         Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
         utilities among them.
@@ -132,25 +113,13 @@ class Dataset:
         truncated: ArrayLike | None = None,
         starts: ArrayLike | None = None,
     ) -> None:
-        n_states, n_actions = packing.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states, copy=False)
-        if len(s) == 0:
-            raise ValueError("the data set is empty: s has length 0")
-        s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
-        if truncated is not None:
-            if starts is not None:
-                raise TypeError("give either truncated or starts")
-            starts = packing.starts_of_episodes(truncated, s_next)
-        begins = None if starts is None else packing.begins(starts, s, s_next)
-        u = packing.columns("u", u, len(s))
+        sizes = packing.sizes(n_states, n_actions)
+        moves = packing.moves(s, a, s_next, terminated, *sizes)
+        u = packing.columns("u", u, len(moves[0]))
         scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        records = packing.pack(s_next, r, u, units)
-        pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
-        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
-        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
-        self._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units)
-        self.__dict__["_notes"] = one_sided(records["u"], [f"u[:, {i}]" for i in range(u.shape[1])])
+        self._pack(moves, r, u, sizes, units, truncated, starts)
+        self.__dict__["_notes"] = one_sided(self.u, [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -205,29 +174,16 @@ class Dataset:
         >>> log.units.costs([0.0]).tolist()
         [0.5]
         """
-        n_states, n_actions = packing.sizes(n_states, n_actions)
-        s = check.indices("s", s, n_states, copy=False)
-        costs = packing.columns("costs", costs, len(s))
+        sizes = packing.sizes(n_states, n_actions)
+        moves = packing.moves(s, a, s_next, terminated, *sizes)
+        costs = packing.columns("costs", costs, len(moves[0]))
         rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
-        u = rule.slack(costs, None if terminated is None else check.flags("terminated", terminated, s.shape))
+        u = rule.slack(costs, None if terminated is None else moves[2] == packing.ENDED)
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
-        log = cls(
-            s,
-            a,
-            s_next,
-            r,
-            u,
-            n_states=n_states,
-            n_actions=n_actions,
-            reward_scale=units.reward_scale,
-            utility_scale=units.utility_scale,
-            terminated=terminated,
-            truncated=truncated,
-            starts=starts,
-        )
-        log.__dict__.update(
-            units=units, _notes=one_sided(u, [f"costs[:, {i}]" for i in range(u.shape[1])], of_costs=True)
-        )
+        log = cls.__new__(cls)
+        log._pack(moves, r, u, sizes, units, truncated, starts)
+        names = [f"costs[:, {i}]" for i in range(u.shape[1])]
+        log.__dict__["_notes"] = one_sided(u, names, of_costs=True)
         return log
 
     @classmethod
@@ -478,7 +434,7 @@ class Dataset:
         >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "reward")}
         {'a': [0, 1], 'count': [2, 1], 'reward': [1.5, 0.0]}
         """
-        return counts.tabulate(self)
+        return counts.tabulate(self.parts(), self.table, self.n_states, self.n_actions, self.units, self.spreads)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
@@ -574,7 +530,13 @@ class Dataset:
 
         Labels are not written; `save` writes them.
         """
-        parquet_file.write(self, path, overwrite=overwrite)
+        target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
+        if self.repeats is not None:
+            raise ValueError("a log of counts cannot be written as Parquet: write the table of its counts() instead")
+        known = (self.n_states, self.n_actions, self.starts is not None, self.units, self.fingerprint)
+        arrays = (self.records, self.table, self.starts)
+        description = parquet_file.Description(*known)
+        parquet_file.write(target, description, *arrays, ends=self.n_ended > 0, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -665,12 +627,15 @@ class Dataset:
 
     @property
     def records(self) -> NDArray[Any]:
-        """The packed log."""
+        """The packed log, see `record_dtype`; the pair of a record is a position in `table`."""
         return self._records[...]
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The pairs that `pair` of a record indexes, as s * n_actions + a, ascending."""
+        """The pairs that `pair` of a record indexes, as s * n_actions + a, ascending.
+
+        A part of a log shares the table of the whole log, so it may not visit all of them; otherwise table = pairs.
+        """
         return self._table[...]
 
     @cached_property
@@ -736,7 +701,11 @@ class Dataset:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What is remarkable about the log."""
+        """What is remarkable about the log, for the notes of results.
+
+        Rows of a table that were left out, constraints that cannot be broken, states that are entered and never left.
+        Only the last kind is known of a log that was saved and opened.
+        """
         if self._is_part or len(self.dead_ends) == 0:
             return self._notes
         named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
@@ -750,7 +719,7 @@ class Dataset:
 
     @cached_property
     def initial_counts(self) -> NDArray[np.int64] | None:
-        """How often an episode began in each state; None if the log has no episodes.
+        """How often an episode began in each state, the default of rho0; None if the log has no episodes.
 
         One trajectory that never ended may be a part of a life without episodes, so its first state does not count,
         nor does that of a part of the log that begins in the middle of an episode.
@@ -818,6 +787,29 @@ class Dataset:
     def u(self) -> NDArray[np.float64]:
         """Utilities, shape (N, I)."""
         return self.records["u"]
+
+    def _pack(
+        self,
+        moves: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
+        r: ArrayLike,
+        u: NDArray[np.float64],
+        sizes: tuple[int, int],
+        units: Units,
+        truncated: ArrayLike | None,
+        starts: ArrayLike | None,
+    ) -> None:
+        """Pack columns, of which states, actions and utilities have been checked."""
+        s, a, s_next = moves
+        if truncated is not None:
+            if starts is not None:
+                raise TypeError("give either truncated or starts")
+            starts = packing.starts_of_episodes(truncated, s_next)
+        begins = None if starts is None else packing.begins(starts, s, s_next)
+        records = packing.pack(s_next, r, u, units)
+        pairs, records["pair"] = packing.rank(s.astype(np.int64) * sizes[1] + a, sizes[0] * sizes[1])
+        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
+        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
+        self._fill(arrays, storage.inspect(arrays, *sizes), *sizes, units)
 
     def _fill(
         self,

@@ -58,13 +58,16 @@ def moves(
     terminated: ArrayLike | None,
     n_states: int,
     n_actions: int,
-    first: int = 0,
+    first: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Check states, actions and next states; the result may share memory with the caller's arrays.
 
-    The next state of a terminated row is not read, and becomes -1.
+    The next state of a terminated row is not read, and becomes -1. Only a chunk, which has a `first`, may be empty.
     """
+    is_chunk, first = first is not None, first or 0
     s = check.indices("s", s, n_states, first=first, copy=False)
+    if len(s) == 0 and not is_chunk:
+        raise ValueError("the data set is empty: s has length 0")
     a = check.indices("a", a, n_actions, shape=s.shape, first=first, copy=False)
     if terminated is None:
         return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)

@@ -153,16 +153,8 @@ def _builder(path: Path, overwrite: bool, options: dict[str, Any], reader: Reade
 class Reader:
     """Parquet files as chunks of one log: (s, a, s_next, r, u), and starts, terminated, truncated by name.
 
-    Parameters
-    ----------
-    source, u
-        As for `from_parquet`.
-    marks : dict of str
-        The columns episode, terminated and truncated, None if there is none.
-    names : list of str
-        The columns s, a, s_next and r.
-    verify : bool
-        Whether to compare checksums of pages while they are read.
+    `names` are the columns s, a, s_next and r; `marks` are episode, terminated and truncated, None if there is none.
+    The other arguments are those of `from_parquet`.
     """
 
     def __init__(

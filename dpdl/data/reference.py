@@ -55,21 +55,6 @@ class Reference:
         """Copy and unpickle through the constructor, which checks the fields and makes the arrays read-only."""
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
-    @property
-    def n_visited(self) -> int:
-        """Number of pairs that were seen at least once."""
-        return len(self.pairs)
-
-    @property
-    def n_unvisited(self) -> int:
-        """Number of pairs that were never seen."""
-        return self.n_states * self.n_actions - len(self.pairs)
-
-    @property
-    def total(self) -> float:
-        """Sum of mu_hat over all pairs; the floor makes it exceed 1."""
-        return float(np.maximum(self.counts / self.n_samples, self.floor).sum() + self.n_unvisited * self.floor)
-
     def at(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Give mu_hat at the given pairs (as s * n_actions + a)."""
         position = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
@@ -102,8 +87,8 @@ def estimate_reference(dataset: Dataset, floor: float) -> Reference:
     --------
     >>> log = Dataset([0, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0], [[0], [0], [0]], n_states=2, n_actions=2)
     >>> reference = estimate_reference(log, 0.01)
-    >>> reference.mu_hat.round(2).tolist(), reference.n_visited
-    ([[0.67, 0.01], [0.01, 0.33]], 2)
+    >>> reference.mu_hat.round(2).tolist(), reference.pairs.tolist()
+    ([[0.67, 0.01], [0.01, 0.33]], [0, 3])
     """
     check.instance("dataset", dataset, Dataset)
     floor = check.real("floor", floor, at_least=SMALLEST_FLOOR, at_most=1)

@@ -55,7 +55,7 @@ from dpdl.data.labels import Labels
 from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
 from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
-from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json
+from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json, seal, unseal
 
 FORMAT, VERSION = "dpdl dataset", 2
 HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
@@ -71,29 +71,17 @@ LARGEST_FILE = 2**63 - 1
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers that determine the length of every file.
-
-    Attributes
-    ----------
-    n_records, n_states, n_actions, n_utilities, n_pairs : int
-        Lengths.
-    n_trajectories : int or None
-        None if the transitions are independent.
-    n_transitions : int or None
-        How many transitions the records stand for; None if each is one.
-    spreads, initial : bool
-        Whether there are variances within records, and counts of initial states.
-    """
+    """Numbers that determine the length of every file."""
 
     n_records: int
     n_states: int
     n_actions: int
     n_utilities: int
     n_pairs: int
-    n_trajectories: int | None
-    n_transitions: int | None = None
-    spreads: bool = False
-    initial: bool = False
+    n_trajectories: int | None  # None if the transitions are independent
+    n_transitions: int | None = None  # how many the records stand for; None if each is one
+    spreads: bool = False  # whether there are variances within records
+    initial: bool = False  # whether there are counts of initial states
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -161,36 +149,21 @@ class Header:
 
     def text(self) -> bytes:
         """Render ``header.json``."""
-        blank = "0" * 64
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             **asdict(self.sizes),
             "units": self.units.to_json(),
             "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
             **({} if self.labels is None else {"labels": dict(self.labels)}),
-            "checksum": blank,
         }
-        raw = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-        return raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
+        return seal(FORMAT, VERSION, content, indent=1)
 
     @classmethod
     def parse(cls, raw: bytes) -> Header:
         """Read ``header.json``; everything in it is checked, its own checksum first."""
-        content = parse_json(raw)
-        if not is_header(content):
-            raise ValueError("it is not the header of a dpdl data set")
-        version = content.get("version")
-        if type(version) is not int or not 1 <= version <= VERSION:
-            raise ValueError(f"its version is {version!r}, and this dpdl reads versions 1 to {VERSION}")
-        checksum = content.get("checksum")
-        if not isinstance(checksum, str) or not is_sha256(checksum):
-            raise ValueError("it has no checksum")
-        if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
-            raise ValueError("its checksum is wrong: the file is damaged")
+        version, content = unseal(raw, FORMAT, VERSION)
         names = [field.name for field in fields(Sizes)][: 6 if version == 1 else None]
         labels = content.pop("labels", None)
-        expect_names("the header", content, {"format", "version", "checksum", "units", "files", *names})
+        expect_names("the header", content, {"units", "files", *names})
         if labels is not None:
             expect_names("labels", labels, {"bytes", "sha256"})
             if type(labels["bytes"]) is not int or not is_sha256(labels["sha256"]):
@@ -205,11 +178,6 @@ class Header:
                 )
         units = parse_units(content["units"], sizes.n_utilities)
         return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
-
-
-def is_header(content: Any) -> bool:
-    """Whether parsed JSON names the format of a data set."""
-    return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
@@ -237,7 +205,8 @@ def is_replaceable(path: Path) -> bool:
         return False
     try:  # a data set of any version, perhaps damaged
         with Folder(path) as folder:
-            return is_header(parse_json(_header_bytes(folder)))
+            content = parse_json(_header_bytes(folder))
+            return isinstance(content, dict) and content.get("format") == FORMAT
     except ValueError:
         return False
 

@@ -24,44 +24,20 @@ from dpdl.data.values import Coded, Codes, Faults, counted, in_rows
 
 @dataclass(frozen=True)
 class Columns:
-    """A log that was read from a table.
+    """A log that was read from a table."""
 
-    Attributes
-    ----------
-    s, a, s_next : int32 arrays, shape (N,)
-        Indices into the labels; the next state of a terminated row is -1.
-    r : array, shape (N,)
-        Rewards.
-    costs : array, shape (N, I)
-        Costs.
-    terminated : bool array, shape (N,)
-        Rows after which nothing follows.
-    starts : int64 array or None
-        Where trajectories begin; None if the rows are independent transitions.
-    initial : int64 array, shape (S,), or None
-        How often an episode began in each state, if rows were left out so that `starts` does not show it.
-    labels : Labels
-        Labels of states and actions.
-    names : tuple of str
-        Names of the costs.
-    limits : tuple of float
-        Their limits.
-    notes : tuple of str
-        Which rows were left out, and why.
-    """
-
-    s: NDArray[np.int32]
+    s: NDArray[np.int32]  # indices into the labels
     a: NDArray[np.int32]
-    s_next: NDArray[np.int32]
+    s_next: NDArray[np.int32]  # -1 where terminated
     r: NDArray[np.float64]
-    costs: NDArray[np.float64]
+    costs: NDArray[np.float64]  # (N, I)
     terminated: Mask
-    starts: NDArray[np.int64] | None
-    initial: NDArray[np.int64] | None
+    starts: NDArray[np.int64] | None  # where trajectories begin; None if the rows are independent transitions
+    initial: NDArray[np.int64] | None  # how often an episode began in each state, if `starts` does not show it
     labels: Labels
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the costs
     limits: tuple[float, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # which rows were left out, and why
 
 
 def read(
@@ -282,25 +258,13 @@ def _limits(costs: Any) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows in the order of the log.
+    """The rows in the order of the log."""
 
-    Attributes
-    ----------
-    order : array
-        The rows, episode after episode.
-    first, last : bool array
-        By row, whether it is the first or the last of its episode.
-    group : int array or None
-        By row, the number of its episode, if a column says which it is.
-    independent : bool
-        Whether there are no episodes.
-    """
-
-    order: NDArray[np.intp]
-    first: Mask
+    order: NDArray[np.intp]  # the rows, episode after episode
+    first: Mask  # by row, whether it is the first of its episode
     last: Mask
-    group: Codes | None = None
-    independent: bool = False
+    group: Codes | None = None  # by row, the number of its episode, if a column says which it is
+    independent: bool = False  # whether there are no episodes
 
     @classmethod
     def of(

@@ -5,7 +5,7 @@ A candidate is optimal for the posterior mean model (`dpdl.deploying.posterior`)
     reward - b sd,   utility - b sd,   sd(s,a)^2 = Var[mean of r + gamma V(s') | log],
 
 at margins kappa, by the planner; and inside D(psi), by a linear program, for models that are small enough. Pessimism b
-pays twice: a policy that stays where the log is rich has a smaller standard error, and gains less from flattering noise.
+pays twice: a policy that stays where the log is rich has a smaller standard error, and profits less from noise.
 
 A next state from anywhere has the value base.V, one number for each gain. With these held at the values of the previous
 plan, the model is sparse: such a step ends the episode, with base.V as its last gain.
@@ -28,14 +28,14 @@ from dpdl.models.cmdp import CMDP
 from dpdl.models.planner import Planner
 
 #: Pessimism that is tried, and deviations; None is any.
-PESSIMISM: tuple[float, ...] = (1.0, 0.3, 3.0)
-DEVIATIONS: tuple[float, ...] = (2.0, 8.0)
+PESSIMISM: tuple[float, ...] = (0.3, 1.0, 2.0)
+DEVIATIONS: tuple[float, ...] = (8.0,)
 #: Linear programs inside D(psi) are solved up to this many pairs.
 LP_PAIRS = 2000
-#: Margins, in multiples of the one that the certificate would need if the policy stayed the same.
-LADDER = (1.0, 1.5, 2.25, 3.5, 6.0)
-#: Bisections of the margin, at most, and the relative change of reward at which they end.
-BISECTIONS, CHANGE = 7, 1e-4
+#: Policies that a search tries, at most; the relative change of reward at which it ends.
+ROUNDS, CHANGE = 10, 2e-4
+#: A step aims at a bound that is better than its threshold by this part of its distance from the estimate.
+ROOM = 0.02
 #: Relative gap to which plans are made.
 PLAN_GAP = 1e-3
 
@@ -69,6 +69,8 @@ class Search:
     Parameters
     ----------
     posterior : Posterior
+    thresholds : array, shape (I,)
+        What the totals of the constraints must reach.
     z : float
         Standard errors that the test asks for.
     passes : callable
@@ -76,6 +78,7 @@ class Search:
     """
 
     posterior: Posterior
+    thresholds: Array
     z: float
     passes: Callable[[Array, Value], bool]
 
@@ -83,71 +86,68 @@ class Search:
         """Values to start from: those of the best policy without margin or pessimism."""
         value = self.posterior.value(self.posterior.behaviour())
         for _ in range(2):
-            plans = _Plans(self.posterior, value, 0.0, None)
-            value = self.posterior.value(plans.best(plans.thresholds)[1])
+            value = self.posterior.value(Plans(self.posterior, value, 0.0).best(self.thresholds)[1])
         return value
 
     def run(self, start: Value, pessimism: float, psi: float | None) -> Iterator[Tried]:
-        """Yield the policies tried: the last one that passed has the least margin."""
-        posterior, plans = self.posterior, _Plans(self.posterior, start, pessimism, psi)
+        """Yield the policies tried: the last one that passed has the least margins.
 
-        def attempt(policy: Array, kappa: Array) -> Tried:
+        The margin of a constraint is changed by what its bound has too much or too little: a Newton step for the margin
+        at which the bound reaches its threshold. If no policy has that margin, half of the step is taken back.
+        """
+        posterior, plans = self.posterior, Plans(self.posterior, start, pessimism, psi)
+
+        def attempt(policy: Array, margin: Array) -> Tried:
             value = posterior.value(policy)
-            passed = self.passes(policy, value)
-            return Tried(policy, value, passed, tuple(kappa.tolist()), psi, pessimism)
+            return Tried(policy, value, self.passes(policy, value), tuple(margin.tolist()), psi, pessimism)
 
-        found, policy = plans.best(plans.thresholds)
+        _, policy = plans.best(self.thresholds)
         value = posterior.value(policy)
-        error = self.z * value.error[1:]
-        origin = plans.gains(policy, value) - value.J[1:]  # what pessimism takes
-
-        def at(t: float) -> Tried | None:
-            planned, policy = plans.best(plans.thresholds + origin + t * error)
-            return attempt(policy, origin + t * error) if planned else None
-
-        if not found or not (one := attempt(policy, 0 * error)).passed:
-            low, passed = 0.0, None
-            for t in LADDER:
-                one = at(t)
-                if one is None:
-                    break
-                yield one
-                if one.passed:
-                    passed = t
-                    break
-                low = t
-            if passed is None:
-                one = attempt(plans.most_careful(), np.full(len(error), np.nan))
-                yield one
-                return
-        else:
-            yield one
-            low, passed = -1.0, 0.0
-        reward = one.value.J[0]
-        for _ in range(BISECTIONS):
-            middle = (low + passed) / 2
-            one = at(middle)
-            if one is None:
-                return
-            yield one
-            if not one.passed:
-                low = middle
+        margin = plans.gains(policy) - value.J[1:] + self.z * value.error[1:]  # what pessimism takes, and the test
+        kept, earned = None, -np.inf
+        for _ in range(ROUNDS):
+            planned, policy = plans.best(self.thresholds + margin)
+            if not planned and kept is not None:
+                margin = (margin + kept) / 2
                 continue
-            passed, before, reward = middle, reward, one.value.J[0]
-            if abs(reward - before) <= CHANGE * abs(reward):
-                return
+            one = attempt(policy, margin if planned else np.full(len(margin), np.nan))
+            yield one
+            error = self.z * one.value.error[1:]
+            slack = one.value.J[1:] - error - self.thresholds
+            if one.passed:
+                reward = one.value.J[0]
+                if reward - earned <= CHANGE * abs(reward) or (slack <= 2 * ROOM * error).all():
+                    return
+                earned = reward
+            if planned:
+                kept = margin
+            else:
+                margin = plans.gains(policy) - self.thresholds
+                if not one.passed:
+                    return
+            margin = margin - (slack - ROOM * error)
 
 
-class _Plans:
-    """Plans on the posterior mean model, pessimistic, near the data if asked."""
+class Plans:
+    """Plans on the posterior mean model, pessimistic, near the data if asked.
 
-    def __init__(self, posterior: Posterior, start: Value, pessimism: float, psi: float | None) -> None:
+    Attributes
+    ----------
+    model : CMDP
+    scale : array, shape (1 + I,)
+        The gains of the model are divided by these.
+    prices : array, shape (I,)
+        Multipliers of the constraints of the last plan, reward for a unit of each; of the planner only.
+    """
+
+    prices: Array
+
+    def __init__(self, posterior: Posterior, start: Value, pessimism: float, psi: float | None = None) -> None:
         self.posterior, log = posterior, posterior.log
         n_states, n_actions, pairs = log.n_states, log.n_actions, log.pairs
         sd = np.sqrt(posterior.variances(start.V))
         visited = posterior.gains - pessimism * sd
         visited = visited + posterior.gamma * np.outer(start.V @ posterior.base, posterior.away)
-        self._visited = visited
         gains = np.repeat(posterior.worst[:, None], n_states * n_actions, axis=1)
         gains[:, pairs] = visited
         self.scale = np.maximum(abs(gains).max(axis=1), 1e-300)
@@ -160,7 +160,7 @@ class _Plans:
         P = sp.csr_array((entries, (rows, columns)), shape=(n_states * n_actions, n_states))
         ends = np.maximum(1 - P.sum(axis=1), 0.0).reshape(n_states, n_actions)
         self.model = CMDP(P, r, np.reshape(u, (-1, n_states, n_actions)), posterior.gamma, posterior.rho0, ends)
-        self.thresholds, self.psi = posterior.thresholds, psi
+        self.psi = psi
         self._planner = Planner(self.model, PLAN_GAP, allowed=posterior.allowed()) if psi is None else None
 
     def best(self, thresholds: Array) -> tuple[bool, Array]:
@@ -168,20 +168,21 @@ class _Plans:
         kappa = thresholds / self.scale[1:]
         if self._planner is not None:
             plan = self._planner.plan(kappa)
-            return (True, plan.policy) if np.isfinite(plan.reward) else (False, self.most_careful())
+            self.prices = plan.lam * self.scale[0] / self.scale[1:]
+            return (True, plan.policy) if np.isfinite(plan.reward) else (False, self.most_careful(thresholds))
         closed, unit = self.model.closed(), 1 - self.model.gamma
         caps = programs.region(closed, self.psi, self.posterior.log.frequencies)
         found = programs.propose(programs.largest_reward(closed, unit * kappa, caps))
         if found is None:
-            return False, self.most_careful()
+            return False, self.most_careful(thresholds)
         return True, policies.from_occupancy(found.q[: self.model.r.size].reshape(self.model.r.shape))
 
-    def most_careful(self) -> Array:
-        """Return the policy whose least margin, in units of the gains, is largest."""
+    def most_careful(self, thresholds: Array) -> Array:
+        """Return the policy whose least margin above the thresholds, relative to the gains, is largest."""
         if self._planner is None:
             return self.posterior.behaviour()
-        return self._planner.most_careful(self.thresholds / self.scale[1:]).policy
+        return self._planner.most_careful(thresholds / self.scale[1:]).policy
 
-    def gains(self, policy: Array, value: Value) -> Array:
-        """Return a policy's totals of the pessimistic gains, given its values on the posterior mean."""
+    def gains(self, policy: Array) -> Array:
+        """Return a policy's totals of the pessimistic gains."""
         return self.scale[1:] * self.model.evaluate(policy).utilities

@@ -34,7 +34,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.models.solving import Kernel
 
-#: alpha lies between these. Before any row is read it is one, which counts as much as rows of this many pairs seen twice.
+#: alpha lies between these. Before any row is read it is one, as if this many pairs had been seen twice.
 LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
 
 
@@ -133,6 +133,17 @@ class Posterior:
         return np.append(-units.reward_scale, gains)
 
     @cached_property
+    def best(self) -> Array:
+        """The largest reward and gains of a row, (1 + I,)."""
+        units, rule, found = self.log.units, self.log.units.cost_limits(), np.full(len(self.worst), -np.inf)
+        for part, _ in self.log.parts():
+            u = part["u"] * np.array(units.utility_scale)
+            if rule is not None:
+                u = u - np.where((part["s_next"] < 0)[:, None], rule.total, rule.rate)
+            found = np.maximum(found, np.append(part["r"].max() * units.reward_scale, u.max(axis=0)))
+        return found
+
+    @cached_property
     def alpha(self) -> float:
         """Weight of an outcome from anywhere, in visits."""
         n, single = self.visits_of, np.bincount(self.pair[self.count == 1], minlength=len(self.visits_of))
@@ -173,7 +184,7 @@ class Posterior:
     # ---- Policies ----
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Pairs that a policy for deployment may use, (S, A): visited ones; all in states that the log does not show."""
+        """Pairs that may be used in deployment, (S, A): visited ones, and all in states that the log does not show."""
         seen = self.log.frequencies > 0
         return seen | ~seen.any(axis=1, keepdims=True)
 

@@ -138,6 +138,8 @@ def rollout(
     reward: 0.03125 +- 0 discounted, 1 +- 0 per episode
     100 episodes, 600 steps
     """
+    if not hasattr(env, "unwrapped"):
+        raise TypeError(f"env must be a Gymnasium environment, got {type(env).__name__}")
     n = check.whole("episodes", episodes, at_least=1)
     gamma = check.real("gamma", gamma, above=0, at_most=1)
     max_steps = check.whole("max_steps", max_steps, at_least=1)

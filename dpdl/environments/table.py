@@ -48,6 +48,9 @@ class Table:
         if getattr(inner, "fickle_passenger", False):
             raise ValueError("the table of a taxi with fickle_passenger=True does not show what the passenger does")
         n_states, n_actions = len(table), len(table[0])
+        for s in range(n_states):
+            if len(table[s]) != n_actions:
+                raise ValueError(f"P[{s}] must have {n_actions} actions as P[0] has, got {len(table[s])}")
         rows = [[_outcome(one, s, a) for one in table[s][a]] for s in range(n_states) for a in range(n_actions)]
         K = max(map(len, rows))
         p, reward = np.zeros((2, len(rows), K))

@@ -26,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 TEMPORARY, OLD = ".tmp", ".old"
+EXISTS = "it exists already; pass overwrite=True to replace it"
 
 #: Seconds for which reading is retried while a folder is being replaced.
 RETRY_SECONDS = 2.0
@@ -131,6 +132,24 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
 
 
 @contextmanager
+def replacing_file(path: str | os.PathLike[str], overwrite: bool) -> Iterator[IO[bytes]]:
+    """Yield a new file to write to, which replaces `path` when the block ends without an exception."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        refuse(target, "it is a folder, not a file")
+    if not overwrite and os.path.lexists(target):
+        refuse(target, EXISTS)
+    remove_leftovers(target)
+    with naming_the_target(target), temporary_file(target) as temporary:
+        with open(temporary, "xb") as file:
+            lock(file.fileno())
+            yield file
+        sync(temporary)
+        os.replace(temporary, target)
+        sync(target.parent)
+
+
+@contextmanager
 def naming_the_target(
     target: str | os.PathLike[str], what: str = "it could not be written, and nothing was left behind"
 ) -> Iterator[None]:
@@ -163,7 +182,7 @@ def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path]
     if not os.path.lexists(target):
         return
     if not overwrite:
-        refuse(target, "it exists already; pass overwrite=True to replace it")
+        refuse(target, EXISTS)
     if not replaceable(target):
         refuse(target, "it is not replaced, because it is not a data set or holds other files")
 

@@ -1,9 +1,14 @@
-"""Headers of files: strict JSON, checksums, and the headers of ``.npy`` files."""
+"""Headers of files: strict JSON, checksums, and the headers of ``.npy`` files.
+
+A sealed object has ``format``, ``version`` and ``checksum``: the SHA-256 of its text with these 64 digits replaced by
+zeros.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -38,6 +43,29 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+def seal(kind: str, version: int, content: dict[str, Any], indent: int | None = None) -> bytes:
+    """Write a JSON object with its format, its version and a checksum of itself."""
+    blank = "0" * 64
+    whole = {"format": kind, "version": version, **content, "checksum": blank}
+    raw = (json.dumps(whole, indent=indent, allow_nan=False) + "\n").encode("ascii")
+    return raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
+
+
+def unseal(raw: bytes, kind: str, newest: int) -> tuple[int, dict[str, Any]]:
+    """Return version and content of what `seal` wrote, of a version up to `newest`; a ValueError says what is wrong."""
+    content = parse_json(raw)
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise ValueError(f"it is not a {kind}")
+    version, checksum = content.get("version"), content.get("checksum")
+    if type(version) is not int or not 1 <= version <= newest:
+        raise ValueError(f"its version is {version!r:.200}, and this dpdl reads versions 1 to {newest}")
+    if not is_sha256(checksum):
+        raise ValueError("it has no checksum")
+    if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
+        raise ValueError("its checksum is wrong: the file is damaged")
+    return version, {name: content[name] for name in content if name not in ("format", "version", "checksum")}
+
+
 def expect_names(name: str, content: Any, names: set[str]) -> None:
     """Check that a JSON object has exactly these names."""
     if not isinstance(content, dict) or content.keys() != names:
@@ -45,7 +73,7 @@ def expect_names(name: str, content: Any, names: set[str]) -> None:
         raise ValueError(f"{name} must have the names {sorted(names)}, got {found}")
 
 
-def is_sha256(value: Any) -> bool:
+def is_sha256(value: Any) -> TypeGuard[str]:
     """Whether a value is a SHA-256 in lower-case hexadecimal."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 

@@ -14,7 +14,7 @@ The families behind the paper's lower bounds are here too: see `dpdl.instances.h
 from dpdl.instances.garnet import garnet, garnet_instance
 from dpdl.instances.gridworld import GridWorld, hazard_gridworld
 from dpdl.instances.hard import BlockInstance, HardInstance, NoSlaterInstance, lower_bound, no_slater
-from dpdl.instances.hard_bounds import Blocks, blocks, hardest_varpi, packing, suboptimality_bound, violation_bound
+from dpdl.instances.hard_bounds import Blocks, blocks, hardest_varpi, suboptimality_bound, violation_bound
 from dpdl.instances.instance import Instance
 from dpdl.instances.kinds import lake, ring
 
@@ -33,7 +33,6 @@ __all__ = [
     "lake",
     "lower_bound",
     "no_slater",
-    "packing",
     "ring",
     "suboptimality_bound",
     "violation_bound",

@@ -1,4 +1,4 @@
-"""Lower bounds as functions of the number of samples, and the sign vectors and sizes that their proofs use.
+"""Lower bounds as functions of the number of samples, and the sizes that their proofs use.
 
 The problems themselves are in `dpdl.instances.hard`. The theorems give rates up to a universal constant; their proofs
 have constants, which the functions below use by default. The proofs have gaps, listed in docs/paper-map.md, which do
@@ -10,22 +10,14 @@ models.
 
 from __future__ import annotations
 
-from math import ceil, exp
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
-
-#: Largest number of entries in a list of sign vectors.
-_MOST_SIGNS = 10**8
-#: Up to this length a packing is sought among all vectors; it is then as large as Gilbert and Varshamov promise.
-_ENUMERABLE = 16
-#: The search for a packing among random vectors ends after this many rejections in a row.
-_PATIENCE = 10_000
 
 
 class Blocks(NamedTuple):
@@ -145,62 +137,6 @@ def violation_bound(
     if constant is not None:
         return _rate(n_samples, n_blocks * C, gamma, constant)
     return visits(gamma)[2] / (24 * (1 - gamma)) * hardest_varpi(n_samples, n_blocks, C, gamma, "no_slater")
-
-
-def packing(n: int, size: int | None = None, distance: float = 0.25, rng: Any = None) -> NDArray[np.int64]:
-    """Find sign vectors any two of which differ in many places (Lemma F.2; Gilbert 1952, Varshamov 1957).
-
-    Parameters
-    ----------
-    n : int
-        Length: S_c K, S_u or S.
-    size : int, optional
-        How many vectors; exp(n/8), rounded up, if not given, which is what the lemma asks.
-    distance : float
-        The least share of places in which two vectors differ, in [0, 1]. A quarter is the lemma's n/2 in 1-norm.
-    rng : None, int or numpy.random.Generator
-        Source of randomness.
-
-    Returns
-    -------
-    ndarray of int, shape (size, n)
-        Entries -1 and 1; ``packing(...)[k].reshape(S_c, K)`` is a theta_c, and ``(packing(...)[k] + 1) // 2`` a theta.
-
-    Notes
-    -----
-    Vectors come in random order, and one that is far enough from all that were kept is kept. For n <= 16 all vectors
-    come, which ensures 2^n/V of them, V being the number of vectors in a ball of the largest radius below the distance.
-
-    Examples
-    --------
-    >>> theta = packing(24, rng=0)
-    >>> theta.shape, int(min(abs(a - b).sum() for k, a in enumerate(theta) for b in theta[:k])) >= 12
-    ((21, 24), True)
-    """
-    n = check.whole("n", n, at_least=1)
-    distance = check.real("distance", distance, at_least=0, at_most=1)
-    if size is None and n / 8 > np.log(_MOST_SIGNS):
-        raise ValueError(f"n = {n} asks for exp(n/8) vectors, too many to list: give a smaller size")
-    size = check.whole("size", ceil(exp(n / 8)) if size is None else size, at_least=1, at_most=_MOST_SIGNS // n)
-    rng = check.generator(rng)
-    # Rows that differ in d places have inner product n - 2d; single precision holds these numbers exactly.
-    kept, found, refused = np.empty((size, n), dtype=np.float32), 0, 0
-    codes = iter(rng.permutation(2**n)) if n <= _ENUMERABLE else None
-    while found < size and refused < _PATIENCE:
-        if codes is None:
-            signs = rng.integers(2, size=n) * 2 - 1
-        elif (code := next(codes, None)) is not None:
-            signs = (code >> np.arange(n)) % 2 * 2 - 1
-        else:
-            break
-        if found == 0 or (n - (kept[:found] @ signs.astype(np.float32)).max()) / 2 >= distance * n:
-            kept[found] = signs
-            found, refused = found + 1, 0
-        elif codes is None:
-            refused += 1
-    if found < size:
-        raise ValueError(f"size = {size} vectors of length {n} at distance {distance:g} not found: {found} were")
-    return kept.astype(np.int64)
 
 
 def visits(gamma: float) -> tuple[float, float, float]:

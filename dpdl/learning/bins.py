@@ -18,27 +18,15 @@ SHARED_BY = 8
 
 @dataclass(frozen=True)
 class Bins:
-    """Bins of pairs; those of positive width come first.
+    """Bins of pairs; those of positive width come first."""
 
-    Attributes
-    ----------
-    bin, d : arrays, one entry a pair
-        The pair's bin, and its position there: c = centre + half * d, d in [-1, 1].
-    centre, half : arrays, one entry a bin
-        Middle and half the width of the values of c in the bin.
-    order, first : arrays
-        Pairs by bin: bin b holds order[first[b]:first[b + 1]].
-    n_wide : int
-        Bins before this one have positive width.
-    """
-
-    bin: NDArray[np.int32]
-    d: NDArray[np.float64]
-    centre: NDArray[np.float64]
-    half: NDArray[np.float64]
-    order: NDArray[np.int32]
+    bin: NDArray[np.int32]  # of each pair
+    d: NDArray[np.float64]  # its position there: c = centre + half * d, d in [-1, 1]
+    centre: NDArray[np.float64]  # middle of the values of c in each bin
+    half: NDArray[np.float64]  # half their width
+    order: NDArray[np.int32]  # pairs by bin: bin b holds order[first[b]:first[b + 1]]
     first: NDArray[np.int64]
-    n_wide: int
+    n_wide: int  # bins before this one have positive width
 
     @classmethod
     def of(cls, c: NDArray[np.float64], *, last_apart: bool = False) -> Bins:

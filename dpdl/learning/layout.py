@@ -53,30 +53,14 @@ class InputKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The inputs of a run other than its log and its settings; checked, and copied from the caller's arrays.
+    """The inputs of a run other than its log and its settings; checked, and copied from the caller's arrays."""
 
-    Attributes
-    ----------
-    initial : array, shape (S,)
-        Distribution of the initial state.
-    n_reference : int or None
-        This many transitions, the first of the log, are for mu_hat only.
-    reference : Reference or None
-        mu_hat from other data.
-    start : Point or None
-        Starting point; None is the paper's.
-    known : tuple of str
-        What the caller vouches for.
-    initial_estimated : bool
-        Whether `initial` is the distribution of the first states of the log's episodes.
-    """
-
-    initial: Array
-    n_reference: int | None = None
-    reference: Reference | None = None
-    start: Point | None = None
-    known: tuple[str, ...] = ()
-    initial_estimated: bool = False
+    initial: Array  # distribution of the initial state
+    n_reference: int | None = None  # this many transitions, the first of the log, are for mu_hat only
+    reference: Reference | None = None  # mu_hat from other data
+    start: Point | None = None  # None: that of the profile
+    known: tuple[str, ...] = ()  # what the caller vouches for
+    initial_estimated: bool = False  # whether `initial` is that of the first states of the log's episodes
 
     @classmethod
     def of(
@@ -122,25 +106,16 @@ class Inputs:
 class Coordinates:
     """The coordinates of x; the last one is the sum over all unseen pairs, if there are any.
 
-    Attributes
-    ----------
-    pairs : int64 array
-        The pairs of the other coordinates, as s * n_actions + a: the table of the log first, in its order, so that
-        `pair` of a record is the index of a coordinate.
-    n_pairs : int
-        S A.
-    state, mu_hat, c : arrays, one entry a coordinate
-        State of the pair, mu_hat and 1/mu_hat.
-    bins : Bins
-        Coordinates sorted by c; the unseen pairs have the last bin for themselves.
+    `pairs` are those of the other coordinates, as s * n_actions + a: the table of the log first, in its order, so that
+    `pair` of a record is the index of a coordinate.
     """
 
     pairs: NDArray[np.int64]
-    n_pairs: int
-    state: NDArray[np.int32]
+    n_pairs: int  # S A
+    state: NDArray[np.int32]  # of each coordinate
     mu_hat: Array
-    c: Array
-    bins: Bins
+    c: Array  # 1/mu_hat
+    bins: Bins  # coordinates sorted by c; the unseen pairs have the last bin for themselves
 
     @classmethod
     def of(cls, descent: Dataset, reference: Reference) -> Coordinates:
@@ -254,48 +229,23 @@ class Constants:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The deterministic part of a run: log, settings, mu_hat, coordinates, constants and start. Shared by threads.
-
-    Attributes
-    ----------
-    dataset, descent : Dataset
-        The log, and the part of it that steps read.
-    settings : Resolved
-        The resolved settings.
-    inputs : Inputs
-        The other inputs; `reference` in it is None unless the caller gave one.
-    mixing_time_estimated : bool
-        Whether settings.mixing_time was estimated from this log.
-    reference : Reference
-        mu_hat.
-    coordinates : Coordinates
-        The coordinates of x.
-    constants : Constants
-        The constants of the step.
-    default_start : bool
-        Whether the run begins at the paper's starting point.
-    """
+    """The deterministic part of a run: log, settings, mu_hat, coordinates, constants and start. Shared by threads."""
 
     dataset: Dataset
-    descent: Dataset
+    descent: Dataset  # the part of the log that steps read
     settings: Resolved
-    inputs: Inputs
-    mixing_time_estimated: bool
+    inputs: Inputs  # `reference` in it is None unless the caller gave one
+    mixing_time_estimated: bool  # whether settings.mixing_time was estimated from this log
     reference: Reference
     coordinates: Coordinates
     constants: Constants
-    default_start: bool
+    default_start: bool  # whether the run begins at the paper's starting point
 
     @classmethod
     def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Collection[Layout] = ()) -> Layout:
         """Build and check the layout of a run.
 
-        Parameters
-        ----------
-        dataset, settings, inputs
-            Log, settings (T may follow from eps) and inputs.
-        like : collection of Layout, optional
-            Layouts of the same log and inputs; what does not depend on the settings that differ is shared with them.
+        What does not depend on the settings that differ is shared with those in `like`, of the same log and inputs.
         """
         check.same_discount(dataset.units.gamma, settings.gamma)
         estimated = settings.mixing_time == ESTIMATE
@@ -339,17 +289,8 @@ class Layout:
         coordinates = coordinates or Coordinates.of(descent, reference)
         constants = Constants.of(settings, dataset.n_states, dataset.n_actions, dataset.n_utilities)
         constants.check_range(settings, float(coordinates.c.max()))
-        return cls(
-            dataset,
-            descent,
-            settings,
-            inputs,
-            mixing_time_estimated,
-            reference,
-            coordinates,
-            constants,
-            default_start,
-        )
+        estimated = mixing_time_estimated
+        return cls(dataset, descent, settings, inputs, estimated, reference, coordinates, constants, default_start)
 
     @property
     def records(self) -> NDArray[np.uint8]:
@@ -406,12 +347,8 @@ class Layout:
         """The starting point (log x by coordinates, V, log lam); raises if it is not feasible."""
         S, A, I = self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities
         each, given = self.coordinates, self.inputs.start
-        planned = None
-        if given is None and self.settings.profile == "practice":
-            k = self.settings
-            planned = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
-        if planned is not None:
-            log_x, V, log_lam = self._from_plan(*planned)
+        if given is None and self._planned is not None:
+            log_x, V, log_lam = self._planned
         elif given is None:
             share = theory.sparsity(S, A, I) / (S * A) / (1 - self.settings.gamma)
             log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
@@ -421,9 +358,19 @@ class Layout:
         self._check_start(log_x, V, log_lam)
         return log_x, V, log_lam
 
-    def _from_plan(self, q: Array, V: Array, lam: Array) -> tuple[Array, Array, Array]:
-        """A plan as a starting point: a little of mu_hat mixed in, and everything inside its bounds."""
+    @cached_property
+    def _planned(self) -> tuple[Array, Array, Array] | None:
+        """The plan of the profile "practice" as a starting point; None in theory, or if there is no plan.
+
+        A little of mu_hat is mixed in, and everything is inside its bounds.
+        """
         each, k = self.coordinates, self.settings
+        if k.profile != "practice":
+            return None
+        plan = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
+        if plan is None:
+            return None
+        q, V, lam = plan
         x = np.zeros(len(each.c))
         x[: len(each.pairs)] = q[each.pairs]
         log_x = practice.log_mixture(x, each.mu_hat * each.multiplicity(), k.gamma)

@@ -15,27 +15,13 @@ from dpdl.result import MESSAGES, Result, Status
 
 @dataclass(eq=False)
 class Run:
-    """A run of Algorithm 1.
-
-    Attributes
-    ----------
-    layout : Layout
-        The constant data.
-    core : LazyCore
-        The state, which changes as steps are taken.
-    notes : tuple of str
-        Notes of the results.
-    slater_refuted : bool
-        Whether the data was found to contradict the slater of the settings.
-    slater_checked : bool
-        Whether slater was compared with the data, or that was begun.
-    """
+    """A run of Algorithm 1."""
 
     layout: Layout
-    core: _core.LazyCore
-    notes: tuple[str, ...] = ()
-    slater_refuted: bool = False
-    slater_checked: bool = False
+    core: _core.LazyCore  # the state, which changes as steps are taken
+    notes: tuple[str, ...] = ()  # of the results
+    slater_refuted: bool = False  # whether the data was found to contradict the slater of the settings
+    slater_checked: bool = False  # whether slater was compared with the data, or that was begun
 
     @classmethod
     def of(cls, layout: Layout, generator: np.random.Generator) -> Run:

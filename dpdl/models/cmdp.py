@@ -23,7 +23,6 @@ from dpdl.data.units import CostLimits, Units
 from dpdl.environments.table import Cost, Table, initial_distribution
 from dpdl.models import answers
 from dpdl.models.model import Model
-from dpdl.models.solution import Evaluation, Solution
 
 
 class CMDP(Model):
@@ -110,7 +109,7 @@ class CMDP(Model):
         going_on = (table.p > 0) & ~table.terminated
         entries = (table.p[going_on], (pairs[going_on], table.s_next[going_on]))
         P = sp.coo_array(entries, shape=(S * A, S)).tocsr()  # adds up what is given twice
-        ends = (table.p * table.terminated).sum(axis=1)
+        ends = np.minimum((table.p * table.terminated).sum(axis=1), 1.0)  # each row of p sums to one, up to rounding
         r = (table.p * table.reward).sum(axis=1)
         reward_scale = float(abs(r).max()) or 1.0
         n_costs = table.costs.shape[2]
@@ -138,34 +137,8 @@ class CMDP(Model):
             check.instance("units", state["units"], Units)
             object.__setattr__(self, "units", state["units"])
 
-    def evaluate(self, policy: ArrayLike) -> Evaluation:
-        """Return the exact reward, utilities and occupancy of an (S, A) policy; see `dpdl.exact.evaluate`.
-
-        Examples
-        --------
-        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
-        >>> machine.evaluate([[0.5, 0.5]]).reward
-        1.0
-        """
-        return answers.evaluate(self, policy)
-
-    def solve(
-        self,
-        kappa: float = 0.0,
-        psi: float | None = None,
-        mu: ArrayLike | None = None,
-        method: str = "auto",
-        tol: float = 0.0,
-    ) -> Solution:
-        """Return the best policy with every J^u_i >= kappa, inside Pi(psi) if asked; see `dpdl.exact.solve`.
-
-        Examples
-        --------
-        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
-        >>> machine.solve(kappa=1.0).policy.round(6).tolist()
-        [[0.25, 0.75]]
-        """
-        return answers.solve(self, kappa, psi, mu, method, tol)
+    evaluate, solve = answers.evaluate, answers.solve
+    slater, concentrability = answers.slater, answers.concentrability
 
     def unconstrained(self) -> CMDP:
         """Return the same problem without its utilities.
@@ -180,28 +153,6 @@ class CMDP(Model):
         if self.units is not None:
             object.__setattr__(model, "units", Units(self.units.reward_scale, ()))
         return model
-
-    def slater(self, psi: float | None = None, mu: ArrayLike | None = None) -> float:
-        """Return (1-gamma) times the best worst utility of a policy; see `dpdl.exact.slater`.
-
-        Examples
-        --------
-        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 0.5]]], gamma=0.5, rho0=[1.0])
-        >>> round(machine.slater(), 6)
-        0.5
-        """
-        return answers.slater(self, psi, mu)
-
-    def concentrability(self, mu: ArrayLike) -> float:
-        """Return C*, how far data distributed as `mu` is from an optimal policy; see `dpdl.exact.concentrability`.
-
-        Examples
-        --------
-        >>> machine = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
-        >>> round(machine.concentrability([[0.125, 0.875]]), 6)
-        4.0
-        """
-        return answers.concentrability(self, mu)
 
     def sample(self, n: int, mu: ArrayLike, rng: Any = None) -> Dataset:
         """Draw independent transitions: (s, a) ~ mu, then s' ~ P(. | s, a), with exact rewards and utilities.

@@ -17,6 +17,7 @@ from dpdl._validation import Array
 class Model:
     """Transitions, rewards, utilities, discount and initial distribution; `dpdl.CMDP` documents them."""
 
+    has_end = False  # whether the last state is the end of episodes, and not one of the problem's
     r: Array
     u: Array
     gamma: float
@@ -87,11 +88,6 @@ class Model:
         return closed
 
     @property
-    def has_end(self) -> bool:
-        """Whether the last state is the end of episodes, and not one of the problem's."""
-        return False
-
-    @property
     def P(self) -> sp.csr_array:
         """Transition probabilities, shape (S*A, S); each time a new object, so that nothing can be assigned to it."""
         matrix = sp.csr_array(self._entries, shape=(self.r.size, self.n_states))
@@ -121,10 +117,7 @@ class Model:
 class Closed(Model):
     """A model whose last state is the end of episodes."""
 
-    @property
-    def has_end(self) -> bool:
-        """Whether the last state is the end of episodes, and not one of the problem's."""
-        return True
+    has_end = True
 
 
 def _transitions(P: Any, ends: ArrayLike | None) -> tuple[sp.csr_array, Array | None, Array]:

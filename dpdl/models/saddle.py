@@ -197,11 +197,7 @@ def _table(cmdp: Model, name: str, values: ArrayLike) -> Array:
 def _weight(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
     """Return the diagonal of W as an (S, A) array."""
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
-    estimate = _table(cmdp, "mu_hat", mu_hat)
-    if not estimate.all():
-        s, a = np.argwhere(estimate == 0)[0]
-        raise ValueError(f"mu_hat[{s}, {a}] = 0.0 must be > 0")
-    return data / estimate
+    return data / check.numbers_array("mu_hat", mu_hat, shape=data.shape, above=0)
 
 
 def _radii(cmdp: Model, slater: float) -> tuple[float, float]:

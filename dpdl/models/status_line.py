@@ -19,10 +19,17 @@ def on_terminal() -> bool:
 
 
 class StatusLine:
-    """Context manager; the line is removed at its end, also if that is an exception."""
+    """Context manager; the line is removed at its end, also if that is an exception.
 
-    def __init__(self) -> None:
-        self._shown, self._width, self._due = on_terminal(), 0, time.monotonic() + DELAY
+    Parameters
+    ----------
+    shown : bool, optional
+        Whether the line is drawn; by default if standard error is a terminal.
+    """
+
+    def __init__(self, shown: bool | None = None) -> None:
+        self._shown = on_terminal() if shown is None else shown
+        self._width, self._due = 0, time.monotonic() + DELAY
 
     def __enter__(self) -> StatusLine:
         return self

@@ -26,8 +26,7 @@ from dpdl.checking.verification import verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
 from dpdl.files.atomic import FileLock
-from dpdl.lasting import checkpoint
-from dpdl.lasting import plan as plans
+from dpdl.lasting import checkpoint, plan
 from dpdl.lasting.interrupts import Interrupts
 from dpdl.learning import practice
 from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
@@ -146,7 +145,7 @@ def learn_adaptive(
         dataset, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
     reuse = check.flag("reuse", reuse) or chosen.profile == "practice"
-    plan = _Plan(
+    schedule = _Schedule(
         dataset=dataset,
         base=chosen,
         inputs=inputs,
@@ -163,15 +162,15 @@ def learn_adaptive(
     )
     generator = check.generator(rng)
     with Interrupts() as interrupts:
-        plan.fix_mixing_time()
+        schedule.fix_mixing_time()
         if options.checkpoint is not None:
             checkpoint.check_generator(generator)
             state = checkpoint.generator_to_json(generator.bit_generator)
-            stored = plans.store(
+            stored = plan.store(
                 options.checkpoint,
                 LEVEL,
                 dataset,
-                plan.to_json() | {"generator": state},
+                schedule.to_json() | {"generator": state},
                 {"initial": inputs.initial},
                 resume=check.flag("resume", resume),
                 ignore={"generator"} if rng is None else set(),
@@ -180,7 +179,7 @@ def learn_adaptive(
                 generator = checkpoint.generator_from_json(stored["generator"])
         elif check.flag("resume", resume):
             raise TypeError("resume needs checkpoint, the folder to resume from")
-        return _run_levels(plan, generator, options, interrupts)
+        return _run_levels(schedule, generator, options, interrupts)
 
 
 def resume_levels(
@@ -188,26 +187,28 @@ def resume_levels(
 ) -> Result:
     """Resume Algorithm 2 from the folder of its checkpoints."""
     check.instance("dataset", dataset, Dataset)
-    stored, arrays = plans.read(folder, LEVEL, dataset)
+    stored, arrays = plan.read(folder, LEVEL, dataset)
     try:
-        plan = _Plan.from_json(stored, dataset, arrays["initial"])
+        schedule = _Schedule.from_json(stored, dataset, arrays["initial"])
         generator = checkpoint.generator_from_json(stored["generator"])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"checkpoint {folder / plans.PLAN} cannot be used: {what}") from error
-    if settings is not None and settings.mixing_time == ESTIMATE and plan.mixing_time_estimated:
-        settings = replace(settings, mixing_time=plan.base.mixing_time)
-    if settings is not None and settings != plan.base:
-        raise ValueError(f"checkpoint {folder} has other settings: {plan.base}")
-    return _run_levels(plan, generator, options, interrupts)
+        raise ValueError(f"checkpoint {folder / plan.PLAN} cannot be used: {what}") from error
+    if settings is not None and settings.mixing_time == ESTIMATE and schedule.mixing_time_estimated:
+        settings = replace(settings, mixing_time=schedule.base.mixing_time)
+    if settings is not None and settings != schedule.base:
+        raise ValueError(f"checkpoint {folder} has other settings: {schedule.base}")
+    return _run_levels(schedule, generator, options, interrupts)
 
 
-def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, interrupts: Interrupts) -> Result:
+def _run_levels(
+    schedule: _Schedule, generator: np.random.Generator, options: Options, interrupts: Interrupts
+) -> Result:
     """Run levels until the method stops, and return the outcome."""
     levels: list[Level] = []
     callback = options.callback
     if not options.even_if_infeasible:
-        refused = refuse_infeasible(plan.untouched(generator), options, interrupts)
+        refused = refuse_infeasible(schedule.untouched(generator), options, interrupts)
         if refused is not None:
             return refused
     options = replace(options, even_if_infeasible=True)  # a level may read a part of the log only
@@ -218,23 +219,23 @@ def _run_levels(plan: _Plan, generator: np.random.Generator, options: Options, i
     options = replace(options, callback=None if callback is None else report)
     with FileLock() as lock:
         if options.checkpoint is not None:
-            lock.take(options.checkpoint / plans.PLAN)
+            lock.take(options.checkpoint / plan.PLAN)
         try:
-            status, message = _levels(plan, levels, generator, options, interrupts)
+            status, message = _levels(schedule, levels, generator, options, interrupts)
         except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
             if not levels:
                 raise
             status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
-    return plan.outcome(levels, status, message) if levels else plan.nothing(message, generator)
+    return schedule.outcome(levels, status, message) if levels else schedule.nothing(message, generator)
 
 
 def _levels(
-    plan: _Plan, levels: list[Level], generator: np.random.Generator, options: Options, interrupts: Interrupts
+    schedule: _Schedule, levels: list[Level], generator: np.random.Generator, options: Options, interrupts: Interrupts
 ) -> tuple[Status, str]:
     """Append levels; return why the method stopped."""
     position, deadline = 0, time.monotonic() + options.time_limit
-    for number in range(1, plan.max_levels + 1):
-        phases = plan.phases(number, position)
+    for number in range(1, schedule.max_levels + 1):
+        phases = schedule.phases(number, position)
         if isinstance(phases, str):
             return Status.OUT_OF_DATA, phases
         previous = levels[-1] if levels else None
@@ -245,26 +246,26 @@ def _levels(
             step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
             checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
         )
-        run = _prepare_level(plan, phases, previous, generator, of_level.checkpoint)
-        level, status, message = _run_level(plan, phases, run, of_level, interrupts)
+        run = _prepare_level(schedule, phases, previous, generator, of_level.checkpoint)
+        level, status, message = _run_level(schedule, phases, run, of_level, interrupts)
         generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
         position += phases.n_fresh
         levels.append(level)
         if status is not Status.COMPLETED:
             return status, message
-        if plan.in_practice and level.psi * plan.least_share >= 1:
+        if schedule.in_practice and level.psi * schedule.least_share >= 1:
             return Status.COMPLETED, f"stopped at level {number}: psi = {level.psi:g} no longer limits the policy"
         if previous is not None and previous.verdict and level.verdict:
-            most = PRACTICAL_GAIN * abs(level.reward) if plan.in_practice else plan.exit_margin * phases.eps
+            most = PRACTICAL_GAIN * abs(level.reward) if schedule.in_practice else schedule.exit_margin * phases.eps
             gain = level.reward - previous.reward
             if gain <= most:
-                if plan.in_practice:
+                if schedule.in_practice:
                     return Status.COMPLETED, f"stopped at level {number}, psi = {level.psi:g}: more hardly earns more"
                 return Status.COMPLETED, (
                     f"stopped at level {number}, psi = {level.psi:g}: VERIFY passed twice in a row and J-hat grew by "
                     f"{gain:.3g}, at most {most:.3g}"
                 )
-    return Status.OUT_OF_LEVELS, f"{plan.max_levels} levels were not enough; see history"
+    return Status.OUT_OF_LEVELS, f"{schedule.max_levels} levels were not enough; see history"
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ class _Phases:
 
 
 @dataclass(kw_only=True)
-class _Plan:
+class _Schedule:
     """The checked arguments, and the settings and data that they imply for each level."""
 
     dataset: Dataset
@@ -333,7 +334,7 @@ class _Plan:
             self.inputs = replace(self.inputs, known=known)
 
     @classmethod
-    def planned(cls) -> list[str]:
+    def stored_names(cls) -> list[str]:
         """Names of the arguments that are stored in a folder of checkpoints as they are."""
         return [one.name for one in fields(cls) if one.name not in ("dataset", "base", "inputs")]
 
@@ -399,7 +400,7 @@ class _Plan:
 
     def to_json(self) -> dict[str, Any]:
         """What the levels follow from; of a function only that it was one."""
-        values = {name: getattr(self, name) for name in self.planned()}
+        values = {name: getattr(self, name) for name in self.stored_names()}
         return {name: _FUNCTION if callable(value) else value for name, value in values.items()} | {
             "settings": asdict(self.base),
             "known": list(self.inputs.known),
@@ -407,12 +408,12 @@ class _Plan:
         }
 
     @classmethod
-    def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Plan:
-        """Make a plan of what `to_json` gave, and the initial distribution."""
-        planned = cls.planned()
-        if content.keys() != {*planned, "settings", "known", "initial_estimated", "generator"}:
+    def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Schedule:
+        """Make a schedule of what `to_json` gave, and the initial distribution."""
+        names = cls.stored_names()
+        if content.keys() != {*names, "settings", "known", "initial_estimated", "generator"}:
             raise ValueError(f"it has the names {sorted(content)}")
-        functions = [name for name in planned if content[name] == _FUNCTION]
+        functions = [name for name in names if content[name] == _FUNCTION]
         if functions:
             raise ValueError(
                 f"it was made with a function as {functions[0]}, which cannot be stored: resume it with "
@@ -423,7 +424,7 @@ class _Plan:
         estimated = check.flag("initial_estimated", content["initial_estimated"])
         inputs = replace(inputs, initial_estimated=estimated)
         base = Settings.of(None, content["settings"])
-        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in planned})
+        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in names})
 
     def untouched(self, generator: np.random.Generator) -> Run:
         """A run on the whole log before its first step."""
@@ -498,21 +499,21 @@ class _Plan:
 
 
 def _prepare_level(
-    plan: _Plan, phases: _Phases, previous: Level | None, generator: np.random.Generator, path: Path | None
+    schedule: _Schedule, phases: _Phases, previous: Level | None, generator: np.random.Generator, path: Path | None
 ) -> Run:
     """The run of a level: from its checkpoint, if there is one, or new."""
     if path is not None and path.exists():
         return checkpoint.load(path, phases.log, phases.settings)
-    inputs = replace(plan.inputs, n_reference=phases.n_reference)
+    inputs = replace(schedule.inputs, n_reference=phases.n_reference)
     layout = Layout.of(phases.log, phases.settings, inputs)
-    if plan.warm_start and previous is not None:
+    if schedule.warm_start and previous is not None:
         start = _feasible_start(previous.result, layout.reference, layout.settings)
         layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=[layout])
     return Run.of(layout, generator)
 
 
 def _run_level(
-    plan: _Plan, phases: _Phases, run: Run, options: Options, interrupts: Interrupts
+    schedule: _Schedule, phases: _Phases, run: Run, options: Options, interrupts: Interrupts
 ) -> tuple[Level, Status, str]:
     """Take the steps of a level, and verify the result."""
     is_new = options.checkpoint is not None and not options.checkpoint.exists()
@@ -521,13 +522,13 @@ def _run_level(
     verdict, reward = None, math.nan
     if status is Status.COMPLETED:
         try:
-            if plan.in_practice and result.evaluation is not None:
+            if schedule.in_practice and result.evaluation is not None:
                 # A policy that earns more than any within psi of the data is not within psi.
                 within = result.evaluation.gap is not None and result.evaluation.gap >= 0
                 verdict, reward = result.evaluation.kept and within, result.evaluation.reward.value
             else:
                 eps, delta = phases.eps, phases.settings.delta
-                found = verify(result, phases.check, rho0=plan.inputs.initial, eps=eps, delta=delta)
+                found = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)
                 verdict, reward = found.verdict, found.reward
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]

@@ -1,0 +1,381 @@
+"""Certificates: confidence bounds of a policy's reward and costs, in the caller's units.
+
+For J_i, the discounted total of constraint i, a lower confidence bound at level delta/I for each of the I constraints,
+so that all of them hold together with probability 1 - delta. Two methods:
+
+normal   estimate and standard error of the posterior (`dpdl.deploying.posterior`), normal quantiles: asymptotic
+finite   empirical Bernstein bounds (`dpdl.deploying.finite`): for any number of transitions, and much wider
+
+Either speaks of a policy that was not chosen by its values on this log. `safe_policy` says what it does about that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _text as text
+from dpdl import _validation as check
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.deploying import finite
+from dpdl.deploying.posterior import Posterior, Value
+from dpdl.files.headers import expect_names
+from dpdl.models.judgement import Judge, Judgement, constraint_names
+from dpdl.models.plug_in import plug_in
+
+METHODS = ("normal", "finite")
+#: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
+TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A figure with its confidence bound, in the caller's units.
+
+    Attributes
+    ----------
+    name : str
+        "reward", or the name of the constraint.
+    estimate, error : float
+        Estimate and standard error of the discounted total (of the discounted average per step if the limit is one).
+    bound : float
+        Confidence bound: upper for a cost, lower for a utility or the reward.
+    limit : float or None
+        Upper limit of a cost, lower limit 0 of a utility; None for the reward.
+    is_cost, is_average : bool
+        Whether the limit is an upper one; whether figures are averages per step instead of totals.
+    kept : bool or None
+        Whether the bound keeps the limit; None for the reward.
+    effective : float
+        How many transitions of the log count for the policy, see `Posterior.effective`.
+    per_episode, per_episode_error : float or None
+        Estimate without discounting, for a whole episode; None unless every episode ends.
+    """
+
+    name: str
+    estimate: float
+    error: float
+    bound: float
+    limit: float | None = None
+    is_cost: bool = False
+    is_average: bool = False
+    kept: bool | None = None
+    effective: float = 0.0
+    per_episode: float | None = None
+    per_episode_error: float | None = None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Cells of a table: name, estimate, error, bound, limit, verdict, per episode."""
+        limit = "" if self.limit is None else f"{'<=' if self.is_cost else '>='} {self.limit:.4g}"
+        limit += " a step" if self.is_average else ""
+        bound = f"{'<=' if self.is_cost else '>='} {self.bound:.4g}"
+        verdict = "" if self.kept is None else "kept" if self.kept else "NOT SHOWN"
+        episode = " +- ".join(filter(None, (text.tidy(self.per_episode), text.tidy(self.per_episode_error, 2))))
+        return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, verdict, episode)
+
+
+HEADER = ("", "estimate", "std. error", "bound", "limit", "", "per episode")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Certificate:
+    """What a log shows about a policy, at a confidence level; `certify` makes one.
+
+    Attributes
+    ----------
+    reward : Bound
+    constraints : tuple of Bound
+        All bounds of constraints hold together with probability 1 - delta; that of the reward by itself.
+    behaviour : Bound or None
+        The reward of the policy that made the log.
+    delta : float
+        Failure probability.
+    method : {"normal", "finite"}
+    gamma : float
+    n_transitions : int
+        Length of the log that the bounds are from.
+    unseen : float
+        Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
+    chosen_here : bool
+        Whether the policy was chosen on the same log, and half of delta is kept back for that.
+    """
+
+    reward: Bound
+    constraints: tuple[Bound, ...]
+    behaviour: Bound | None
+    delta: float
+    method: str
+    gamma: float
+    n_transitions: int
+    unseen: float
+    chosen_here: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether every constraint is shown to be kept."""
+        return all(one.kept for one in self.constraints)
+
+    @property
+    def failed(self) -> tuple[Bound, ...]:
+        """The constraints that are not shown to be kept."""
+        return tuple(one for one in self.constraints if not one.kept)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Rows of the table, under `HEADER`."""
+        rows = [self.reward.row, *(one.row for one in self.constraints)]
+        if self.behaviour is not None:
+            rows.insert(1, self.behaviour.row)
+        return rows
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the table rests on, in sentences."""
+        kind = (
+            "normal bounds, valid for large logs (asymptotic)"
+            if self.method == "normal"
+            else "empirical Bernstein bounds, valid for any number of transitions"
+        )
+        found = [
+            f"{1 - self.delta:.4g} confidence, for all constraints together; {kind}; {self.n_transitions:,} "
+            f"transitions, of which {self.reward.effective:,.0f} count for this policy; discount {self.gamma:g}"
+        ]
+        if self.chosen_here:
+            found.append("the policy was chosen on the same log: half of the failure probability is kept back for that")
+        if self.unseen > 1e-9:
+            found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
+        return found
+
+    def __repr__(self) -> str:
+        head = "every limit is shown to be kept" if self.holds else "NOT every limit is shown to be kept"
+        return "\n".join([head, "", *text.aligned(HEADER, self.rows), "", *self.remarks])
+
+    def _repr_html_(self) -> str:
+        head = "every limit is shown to be kept" if self.holds else "NOT every limit is shown to be kept"
+        return f"<p><b>{head}</b></p>{text.html_table(HEADER, self.rows)}" + "".join(
+            f"<p>{line}</p>" for line in self.remarks
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them, for `from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> Certificate:
+        """Check what `to_json` returned, and make the certificate of it."""
+        expect_names("certificate", content, set(cls.__dataclass_fields__))
+        bounds = {"reward": _bound("reward", content["reward"])}
+        if content["behaviour"] is not None:
+            bounds["behaviour"] = _bound("behaviour", content["behaviour"])
+        if not isinstance(content["constraints"], list):
+            raise ValueError(f"constraints must be a list, got {content['constraints']!r:.200}")
+        return cls(
+            **{
+                **content,
+                **bounds,
+                "constraints": tuple(_bound(f"constraints[{i}]", one) for i, one in enumerate(content["constraints"])),
+                "delta": check.real("delta", content["delta"], above=0, below=1),
+                "method": check.choice("method", content["method"], METHODS),
+                "gamma": check.real("gamma", content["gamma"], above=0, below=1),
+                "n_transitions": check.whole("n_transitions", content["n_transitions"], at_least=1),
+                "unseen": check.real("unseen", content["unseen"], at_least=0),
+                "chosen_here": check.flag("chosen_here", content["chosen_here"]),
+            }
+        )
+
+
+def _bound(name: str, content: Any) -> Bound:
+    expect_names(name, content, set(Bound.__dataclass_fields__))
+    optional = ("limit", "per_episode", "per_episode_error")
+    numbers = {
+        key: check.real(f"{name}.{key}", content[key])
+        for key in ("estimate", "error", "bound", "effective", *optional)
+        if not (key in optional and content[key] is None)
+    }
+    flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
+    kept = None if content["kept"] is None else check.flag(f"{name}.kept", content["kept"])
+    return Bound(**{**content, **numbers, **flags, "kept": kept, "name": check.text(f"{name}.name", content["name"])})
+
+
+def certify(
+    policy: ArrayLike,
+    log: Dataset,
+    *,
+    gamma: float,
+    delta: float = 0.05,
+    method: str = "normal",
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+) -> Certificate:
+    """Bound reward and constraints of a policy from anywhere by what a log shows.
+
+    Parameters
+    ----------
+    policy : array_like, shape (S, A)
+        Action probabilities in each state, chosen without looking at this log.
+    log : Dataset
+    gamma : float
+        Discount.
+    delta : float, optional
+        Probability that a bound of some constraint fails.
+    method : {"normal", "finite"}, optional
+        Normal bounds, which are asymptotic, or empirical Bernstein bounds, which hold for any length of the log.
+    rho0, initial_states : array_like, optional
+        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+
+    Returns
+    -------
+    Certificate
+        It is assumed that the log's transitions come from one Markov decision process, and that rewards and costs lie
+        in the range that the log shows.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 1000)
+    >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
+    ...                          n_states=1, n_actions=2)
+    >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
+    ('cost 0', '0.9987', '0.0091', '<= 1.014', '<= 1.2 a step', 'kept', '')
+    """
+    return Certifier.of(log, gamma, delta, method, rho0, initial_states).certificate(policy)
+
+
+@dataclass(frozen=True, eq=False)
+class Certifier:
+    """Bounds for many policies from one log.
+
+    Attributes
+    ----------
+    posterior : Posterior
+    delta : float
+    method : str
+    chosen_here : bool
+        Whether policies are chosen on the same log: then half of delta is kept back.
+    thresholds : array, shape (I,)
+        What the totals of the constraints must reach.
+    """
+
+    posterior: Posterior
+    delta: float
+    method: str
+    chosen_here: bool
+    thresholds: Array = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        log: Dataset,
+        gamma: float,
+        delta: float,
+        method: str,
+        rho0: ArrayLike | None,
+        initial_states: ArrayLike | None,
+        chosen_here: bool = False,
+    ) -> Certifier:
+        """Check a caller's arguments."""
+        check.instance("log", log, Dataset)
+        gamma = check.real("gamma", gamma, above=0, below=1)
+        check.same_discount(log.units.gamma, gamma)
+        delta = check.real("delta", delta, above=0, below=1)
+        method = check.choice("method", method, METHODS)
+        initial = log.initial(rho0, initial_states)
+        given = rho0 is not None or initial_states is not None
+        posterior = Posterior(log, gamma, initial, not given)
+        return cls(posterior, delta, method, chosen_here, posterior.thresholds)
+
+    @property
+    def level(self) -> float:
+        """Failure probability of the bounds of all constraints together."""
+        return self.delta / 2 if self.chosen_here else self.delta
+
+    @property
+    def z(self) -> float:
+        """Standard errors between an estimate and its bound, for each constraint."""
+        return NormalDist().inv_cdf(1 - self.level / max(1, self.posterior.log.n_utilities))
+
+    @property
+    def tolerance(self) -> Array:
+        """How far a bound may be on the wrong side of its threshold: rounding of sums and of plans."""
+        posterior = self.posterior
+        size = abs(posterior.gains[1:]) @ posterior.visits_of / posterior.visits_of.sum()
+        return TOLERANCE * size / (1 - posterior.gamma)
+
+    def passes(self, policy: Array, value: Value) -> bool:
+        """Whether the bounds of all constraints keep their limits."""
+        return bool((self.lower(policy, value)[1:] >= self.thresholds - self.tolerance).all())
+
+    def lower(self, policy: Array, value: Value) -> Array:
+        """Return lower bounds of the totals of reward and gains, (1 + I,)."""
+        if self.method == "finite":
+            return finite.lower_bounds(self.posterior, policy, self.level)[1]
+        z = np.append(NormalDist().inv_cdf(1 - self.level), np.full(len(value.J) - 1, self.z))
+        return value.J - z * value.error
+
+    def certificate(self, policy: ArrayLike) -> Certificate:
+        """Return the certificate of a policy."""
+        posterior = self.posterior
+        log, units, gamma = posterior.log, posterior.log.units, posterior.gamma
+        table = check.policy_array("policy", policy, log.n_states, log.n_actions)
+        value = posterior.value(table)
+        estimates = value.J if self.method == "normal" else finite.lower_bounds(posterior, table, self.level)[0]
+        lower, effective = self.lower(table, value), posterior.effective(value, table)
+        episodes = self._episodes(table)
+        share = (1 - gamma) if units.normalised else 1.0
+        sign, kept = -1 if units.limits is not None else 1, lower[1:] >= self.thresholds - self.tolerance
+        constraints = tuple(
+            Bound(
+                name=name,
+                estimate=float(sign * share * estimates[1 + i]) + 0.0,
+                error=float(share * value.error[1 + i]),
+                bound=float(sign * share * lower[1 + i]) + 0.0,
+                limit=0.0 if units.limits is None else units.limits[i],
+                is_cost=units.limits is not None,
+                is_average=units.normalised,
+                kept=bool(kept[i]),
+                effective=effective,
+                per_episode=episodes.constraints[i].per_episode,
+                per_episode_error=episodes.constraints[i].per_episode_error,
+            )
+            for i, name in enumerate(constraint_names(units, log.n_utilities))
+        )
+        return Certificate(
+            reward=self._reward("reward", table, value, episodes),
+            constraints=constraints,
+            behaviour=self._logged,
+            delta=self.delta,
+            method=self.method,
+            gamma=gamma,
+            n_transitions=len(log),
+            unseen=value.unseen,
+            chosen_here=self.chosen_here,
+        )
+
+    @property
+    def _logged(self) -> Bound:
+        policy = self.posterior.behaviour()
+        return self._reward("reward of the log", policy, self.posterior.value(policy), self._episodes(policy))
+
+    def _reward(self, name: str, policy: Array, value: Value, episodes: Judgement) -> Bound:
+        finite_sample = self.method == "finite"
+        estimate = finite.lower_bounds(self.posterior, policy, self.level)[0][0] if finite_sample else value.J[0]
+        return Bound(
+            name=name,
+            estimate=float(estimate),
+            error=float(value.error[0]),
+            bound=float(self.lower(policy, value)[0]),
+            effective=self.posterior.effective(value, policy),
+            per_episode=episodes.reward.per_episode,
+            per_episode_error=episodes.reward.per_episode_error,
+        )
+
+    def _episodes(self, policy: Array) -> Judgement:
+        posterior = self.posterior
+        model = plug_in(posterior.log, posterior.gamma, posterior.rho0)
+        return Judge(posterior.log, model, posterior.estimated_start).of(policy)
