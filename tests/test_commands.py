@@ -270,6 +270,27 @@ def test_ctrl_c_writes_what_was_done_and_ends_with_130(run, tmp_path):
     assert Policy.load("out/policy.json").shape == (1, 2)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="SIGINT")
+def test_ctrl_c_while_solving_gives_the_best_answer_so_far(run, monkeypatch):
+    """As a user's Ctrl-C in the middle of the search: when the third candidate is tried."""
+    from dpdl.deploying import safe
+
+    def interrupted(self, of=safe._Searches._candidates):
+        for k, one in enumerate(of(self)):
+            if k == 2:
+                signal.raise_signal(signal.SIGINT)
+            yield one
+
+    monkeypatch.setattr(safe._Searches, "_candidates", interrupted)
+    code, out, _ = run("solve", "clinic.csv", *TABLE, *COSTS, "-o", "answer", "--json")
+    found = json.loads(out)
+    assert code == 130
+    assert len(found["candidates"]) == 2
+    assert any("interrupted" in note for note in found["notes"])
+    assert Path("answer/report.html").exists()
+    assert Path("answer/policy.json").exists() == (found["status"] == "CERTIFIED")
+
+
 # Errors.
 
 
