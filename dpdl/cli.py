@@ -110,6 +110,7 @@ def _one_line(error: BaseException) -> str:
         return f"--{name}" + (" " if match[2] else "")
 
     names = "state|action|reward|costs|limits|gamma|next_state|episode|time|terminated|truncated|missing"
+    text = text.replace("give either rho0 or initial_states", "give --start")
     return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=([\"\w]?))", option, text)
 
 
@@ -240,6 +241,7 @@ def _add_learn(commands: Any) -> None:
     group.add_argument("--order", choices=("replacement", "shuffle", "trajectory"), help="how the log is read")
     group.add_argument("--profile", choices=("theory", "practice"), help="the paper's scales, or those of practice")
     group.add_argument("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
+    _add_start(group)
     group.add_argument("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
     _add_run(parser)
     _add_seed(parser, "of the run: same seed, same bits")
@@ -306,7 +308,17 @@ def _add_log(parser: Any, *, gamma: bool = False) -> None:
     group.add_argument("--discretize", choices=("quantile", "uniform", "kmeans"), help="how (default quantile)")
 
 
+def _add_start(parser: Any) -> None:
+    parser.add_argument(
+        "--start",
+        action="append",
+        metavar="STATE",
+        help="a state in which episodes begin; several are equally likely (default: as the episodes of the log)",
+    )
+
+
 def _add_certificate(parser: Any) -> None:
+    _add_start(parser)
     group = parser.add_argument_group("certificate")
     group.add_argument(
         "--delta", type=float, default=0.05, help="probability that the certificate may be wrong (default %(default)s)"

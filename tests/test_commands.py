@@ -238,9 +238,14 @@ def test_a_run_stops_goes_on_and_is_the_run_that_never_stopped(run):
     first, second = (Policy.load(f"{name}/policy.json").probabilities for name in ("resumed", "whole"))
     assert (first == second).all()
     # The same rows as independent transitions do not say where episodes begin.
-    code, _, err = run("learn", "toy.csv", *TOY_OPTIONS, "--cost", "c=1.6", "--limits", "average")
+    options = ["learn", "toy.csv", *TOY_OPTIONS, "--cost", "c=1.6", "--limits", "average"]
+    code, _, err = run(*options)
     assert code == 1
+    assert "give --start" in err
     assert err.count("\n") == 1
+    code, _, err = run(*options, "--start", "7")
+    assert (code, "--start 7: the log has no such state" in err) == (1, True)
+    assert run(*options, "--start", "0", "--seed", "0")[0] == 0
 
 
 def test_infeasible_for_learn_too(run):

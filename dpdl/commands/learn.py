@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpdl.commands.logs import opened
+from dpdl.commands.logs import initial, opened
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, plain, show
 from dpdl.recording import Recorder
 from dpdl.result import Result, Status
@@ -29,7 +29,7 @@ def learn(options: Any) -> int:
     keywords = _keywords(options, recorder)
     if options.checkpoint is not None:
         keywords["checkpoint"] = options.checkpoint
-    return _finish(run(log, rng=options.seed, **given, **keywords), options, recorder, out)
+    return _finish(run(log, rng=options.seed, **given, **initial(options, log), **keywords), options, recorder, out)
 
 
 def resume(options: Any) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
+
+import numpy as np
 
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
@@ -30,6 +33,21 @@ def opened(options: Any, discretizer: Discretizer | None = None) -> Dataset:
         missing=options.missing,
         discretizer=discretizer or _discretizer(options),
     )
+
+
+def initial(options: Any, log: Dataset) -> dict[str, Any]:
+    """Argument ``rho0`` for the states of ``--start``, found by what their labels look like; nothing without any."""
+    if options.start is None:
+        return {}
+    labels = range(log.n_states) if log.labels is None else log.labels.states
+    places = {str(label): k for k, label in enumerate(labels)}
+    rho0 = np.zeros(log.n_states)
+    for name in options.start:
+        if name not in places:
+            close = ", ".join(get_close_matches(name, places)) or ", ".join([*places][:3])
+            raise ValueError(f"--start {name}: the log has no such state; some that it has: {close}")
+        rho0[places[name]] += 1 / len(options.start)
+    return {"rho0": rho0}
 
 
 def _one(value: Any) -> Any:

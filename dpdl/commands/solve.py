@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpdl.acting import Policy
-from dpdl.commands.logs import opened
+from dpdl.commands.logs import initial, opened
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
@@ -35,6 +35,7 @@ def solve(options: Any) -> int:
             rng=options.seed,
             time_limit=options.time_limit,
             progress=False if options.json else None,
+            **initial(options, log),
         )
         interrupted = interrupts.came()
     files = {} if out is None else _write(answer, log, out)
@@ -68,7 +69,8 @@ def certify(options: Any) -> int:
     """Certify a policy of a file on a log."""
     policy = Policy.load(options.policy)
     log = opened(options, None if policy.labels is None else policy.labels.discretizer)
-    found = certificate_of(aligned(policy, log), log, gamma=options.gamma, delta=options.delta, method=options.method)
+    settings = {name: getattr(options, name) for name in ("gamma", "delta", "method")}
+    found = certificate_of(aligned(policy, log), log, **settings, **initial(options, log))
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
     show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
     return OK if found.holds else NOT_ENOUGH_DATA
