@@ -19,7 +19,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.data.units import Units
-from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, Judgement
+from dpdl.models.judgement import MOST_PAIRS, Chain, Dual, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.settings import Resolved
@@ -263,10 +263,11 @@ class Result:
             lines += ["", *self.evaluation.lines()]
         lines += ["", f"{self.n_steps:,} steps, psi = {self.settings.psi:g}, slater = {self.settings.slater:g}"]
         held = sum(one.holds for one in self.premises)
+        premises = f": {held} of the theorem's {len(self.premises)} premises hold" if self.premises else ""
         lines.append(
             f"guaranteed by the theorem: {self.guarantee}"
             if self.guarantee
-            else f"estimated on the data, not guaranteed: {held} of the theorem's {len(self.premises)} premises hold"
+            else f"estimated on the data, not guaranteed{premises}"
         )
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -297,7 +298,11 @@ class Result:
     def _evidence(self) -> Evidence:
         """What the log says about each pair, at the averages of the duals."""
         assert self.log is not None
-        return evidence(self.log, self.settings.gamma, self.V_mean, self.lam_mean)
+        V, lam = self.V_mean, self.lam_mean
+        if self.n_steps == 0:  # the duals are where a run would start: the reward alone, for the policy itself
+            model = plug_in(self.log, self.settings.gamma, self.initial)
+            V, lam = Chain(model, self.policy.probabilities, model.gamma).values(model.r.reshape(1, -1))[0], 0 * lam
+        return evidence(self.log, self.settings.gamma, V, lam)
 
     @property
     def last(self) -> Point:

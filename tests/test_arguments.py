@@ -221,8 +221,17 @@ def test_signatures_show_all_keywords():
             inspect.Parameter.KEYWORD_ONLY,
         }
         defaults = {name: one.default for name, one in parameters.items()}
-        assert (defaults["delta"], defaults["order"], defaults["every"]) == (0.05, "replacement", 60.0)
+        assert (defaults["delta"], defaults["every"]) == (0.05, 60.0)
+        assert {defaults[name] for name in ("psi", "slater", "order", "profile")} == {None}  # found from the data
         assert (defaults["T"], defaults["rng"], defaults["callback"]) == (None, None, None)
         assert defaults["gamma"] is inspect.Parameter.empty
     shown = inspect.signature(resume).parameters
     assert shown.keys() == {"path", "dataset", "settings", *OptionKeywords.__annotations__} - {"checkpoint"}
+
+
+def test_none_is_what_is_found_from_the_data():
+    log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    common = {"gamma": 0.5, "rho0": [1.0], "T": 1000, "rng": 0}
+    one, other = learn(log, **common), learn(log, **common, psi=None, slater=None, order=None, profile=None)
+    assert one.settings == other.settings
+    np.testing.assert_array_equal(one.x_mean, other.x_mean)

@@ -64,6 +64,22 @@ def test_counts_of_costs_are_sums_of_costs(log):
     assert again.units.costs([0.0, 0.0]).tolist() == [15.0, 18.0]
 
 
+@pytest.mark.parametrize("limit", [0.5, 1e9])
+def test_counts_of_costs_far_below_their_limits_are_taken_back(limit):
+    """Sums of squares are those of the costs: the limit, spread over the rows, must not drown them in rounding."""
+    costs = np.array([0.0, 0.0, 1e-6, 1e-6, 2e-6, 0.3])
+    columns = [0, 0, 0, 1, 1, 1], [0] * 6, [1, 1, 1, 0, 0, 0], [1.0] * 6, costs, limit
+    rule = {"gamma": 0.99, "normalised": False, "n_states": 2, "n_actions": 1}
+    log = Dataset.from_costs(*columns, **rule, terminated=[1, 1, 0, 1, 1, 0])
+    counts = log.counts()
+    again = Dataset.from_counts(**counts, limits=limit, **rule)
+    np.testing.assert_allclose(again.counts()["costs"], counts["costs"], rtol=1e-12, atol=1e-15 * limit)
+    assert counts["terminated"].tolist() == [False, True, False, True]
+    np.testing.assert_allclose(counts["costs"].ravel(), [1e-6, 0, 0.3, 3e-6], rtol=1e-12, atol=1e-15 * limit)
+    one, other = (exact.plug_in(each, 0.99, [1, 0]).evaluate([[1.0], [1.0]]).utilities for each in (log, again))
+    np.testing.assert_allclose(log.units.utilities(one), again.units.utilities(other), rtol=1e-12)
+
+
 def test_counting_counts_changes_nothing(counted, log):
     for name, column in counted.counts().items():
         np.testing.assert_allclose(column, log.counts()[name], rtol=1e-12, atol=1e-12)

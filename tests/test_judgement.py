@@ -114,6 +114,16 @@ def test_a_pair_that_was_seen_once_counts_with_the_largest_variance():
     assert found.reward.error == pytest.approx(2.0)  # occupancy 2, rewards in [-1, 1]
 
 
+def test_one_episode_does_not_say_where_others_begin():
+    """Both states are seen twice with equal rewards, so that all doubt is about the first state."""
+    log = Dataset([0, 0, 1, 1], [0] * 4, [0, 1, 1, 0], [0.0, 0.0, 1.0, 1.0], [[0]] * 4, n_states=2, n_actions=1,
+                  terminated=[0, 0, 0, 1], truncated=[0] * 4)  # fmt: skip
+    found, given = judge([[1.0], [1.0]], log, gamma=0.9), judge([[1.0], [1.0]], log, gamma=0.9, rho0=[1, 0])
+    V = np.linalg.solve(np.eye(2) - 0.9 * np.array([[0.5, 0.5], [0, 0.5]]), [0, 1])
+    assert found.reward.value == pytest.approx(V[0])
+    assert found.reward.error**2 - given.reward.error**2 == pytest.approx((V[1] - V[0]) ** 2 / 4)
+
+
 def test_broken_limits_are_told():
     log = Dataset.from_costs([0] * 4, [0] * 4, [0] * 4, [0] * 4, [3.0, 1, 3, 1], 1.5, gamma=0.5, normalised=True,
                              n_states=1, n_actions=1)  # fmt: skip
@@ -211,3 +221,27 @@ def test_a_policy_that_earns_more_than_its_class_is_said_to_be_outside():
     assert found.gap < 0
     assert "no policy" not in repr(found)
     assert "the policy is farther from the data than psi allows" in repr(found)
+
+
+def test_rounding_is_not_shown_and_small_units_are():
+    """What is left of equal numbers is zero; costs of 1e-12 are costs."""
+    a = np.arange(400) % 2
+    rng = np.random.default_rng(0)
+    for unit in (1e-12, 1.0, 1e12):
+        cost = unit * a * (1 + 0.1 * rng.random(400))
+        columns, ended = (0 * a, a, 0 * a, 0.1 + 0 * a, cost, 3 * unit), np.arange(400) % 5 == 0
+        rule = {"gamma": 0.9, "normalised": False, "n_states": 1, "n_actions": 2}
+        log = Dataset.from_costs(*columns, **rule, terminated=ended, truncated=[0] * 399 + [1])
+        safe, other = (judge([[1 - p, p]], log, gamma=0.9) for p in (0.0, 0.5))
+        one = safe.constraints[0]
+        assert (one.value, one.error, one.per_episode, one.per_episode_error) == (0, 0, 0, 0)
+        one = other.constraints[0]
+        assert 1 < one.value / unit < 3
+        assert 0.01 < one.error / unit < 1
+        assert f"{one.value:.4g}" in repr(other)
+
+
+def test_figures_are_plain_numbers():
+    found = judge(UNIFORM, ending_model().rollout(500, UNIFORM, rng=0), gamma=GAMMA)
+    for one in (found.reward, *found.constraints):
+        assert {type(one.value), type(one.error), type(one.per_episode), type(one.per_episode_error)} == {float}

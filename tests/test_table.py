@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import dpdl
+from dpdl.data.labels import Labels
 from dpdl.data.table import read
 
 NAN = float("nan")
@@ -240,6 +241,33 @@ def test_every_kind_of_table_gives_the_same_bits(tmp_path, missing):
             raise AssertionError(name) from error
 
 
+@pytest.mark.parametrize(
+    "wards",
+    [
+        [datetime.date(2024, 1, 1), 0, 0, 0, 0],
+        [True, 1.5, 0, 0, 0],
+        [datetime.datetime(2024, 1, 1), float("inf"), 0, 0, 0],
+        [True, 1, 0, 0, 0],
+        ["a", 1, "b", "b", "b"],
+    ],
+)
+def test_objects_of_pandas_are_not_converted_to_one_kind(wards):
+    """Arrow would make numbers of dates and of True, or fail in its own words."""
+    for one in (table(ward=wards), pd.DataFrame(table(ward=pd.Series(wards, dtype=object)))):
+        with pytest.raises(ValueError, match=r"column 'ward' \(state\): labels of one column must be of one kind, got"):
+            read(one, **EPISODES)
+
+
+def test_times_of_pandas_become_those_of_python():
+    stamps = list(pd.to_datetime(["2024-01-02", "2024-01-01"] * 2 + ["2024-01-03"]))
+    for one in (stamps, pd.Series(stamps, dtype=object)):
+        labels = read(table(ward=one), **EPISODES).labels.states
+        assert labels == tuple(datetime.datetime(2024, 1, k) for k in (1, 2, 3))
+        assert {type(label) for label in labels} == {datetime.datetime}
+    with pytest.raises(ValueError, match="not whole microseconds"):
+        read(table(ward=[pd.Timestamp(1), *stamps[1:]]), **EPISODES)
+
+
 def test_without_pyarrow(tmp_path, monkeypatch):
     wanted = read(TABLE, **EPISODES)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -409,6 +437,18 @@ def test_bad_values_in_a_csv_are_found_by_row(tmp_path):
         "  column 'drug' (action): 1 missing, in row 3",
         "  column 'ward' (state): 1 missing, in row 2",
     ]
+
+
+def test_codes_in_a_csv_stay_as_they_are_written(tmp_path):
+    def labels(*lines):
+        path = text(tmp_path / "log.csv", "ward,drug,gain,next", *lines)
+        return read(path, state="ward", action="drug", reward="gain", next_state="next").labels
+
+    assert labels("007,1,1.50,010", "010,2,1.5,007") == Labels(["007", "010"], [1, 2])
+    assert labels("1,0,1,2.0", "2,0,1,1.0") == Labels([1, 2], [0])  # a column of next states that misses some
+    for lines in (("250.1,1,0,250.10", "250.10,1,0,250.1"), ("1,1,0,1", "01,1,0,1"), ("1,true,0,1", "1,1,0,1")):
+        with pytest.raises(ValueError, match=r"log.csv: column '(ward|drug)' has labels that are written differently"):
+            labels(*lines)
 
 
 # Malformed tables, one clear error each.
@@ -877,11 +917,13 @@ def test_labels_that_cannot_be_stored_are_named_before_anything_is_written(tmp_p
         ([[0.5, -1.0], [1.0, -1.0]], ["u[:, 0] is never negative", "u[:, 1] is always negative"]),
     ],
 )
-def test_costs_given_as_utilities_do_not_pass_silently(u, notes):
+def test_costs_given_as_utilities_do_not_pass_silently(u, notes, tmp_path):
     arrays = [0, 0], [0, 1], [0, 0], [1.0, 0.0], u
     log = dpdl.Dataset(*arrays, n_states=1, n_actions=2)
     walked = dpdl.Dataset.from_trajectories([([0, 0, 0], [0, 1], [1.0, 0.0], u)], n_states=1, n_actions=2)
-    for one in (log, walked):
+    counted = dpdl.Dataset.from_counts(**log.counts(), n_states=1, n_actions=2)
+    log.save(tmp_path / "log")
+    for one in (log, walked, counted, dpdl.Dataset.open(tmp_path / "log")):
         assert len(one.notes) == len(notes)
         for found, wanted in zip(one.notes, notes, strict=True):
             assert found.startswith(wanted)

@@ -10,7 +10,7 @@ from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
 
 N = pytest.mark.parametrize("n", [2, pytest.param(200, marks=pytest.mark.slow)])
-MANY = pytest.mark.parametrize("n", [15, pytest.param(300, marks=pytest.mark.slow)])
+MANY = pytest.mark.parametrize("n", [15, pytest.param(450, marks=pytest.mark.slow)])
 
 
 def problem(seed):
@@ -79,22 +79,31 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
 
 @MANY
 def test_gaps_are_never_smaller_than_the_exact_ones(n):
-    """psi binding and not, in practice and in theory, few steps and many."""
-    binding = 0
+    """psi binding and not, in practice and in theory, few steps and many, one run, replicas and levels."""
+    compared = binding = 0
     for seed in range(n):
         model, mu, rng = problem(1000 + seed)
         log = with_limits(model, mu, rng, "generous")
         psi, T = float(rng.choice([1.2, 2.0, 5.0, 100.0])), int(rng.choice([1, 300, 5000]))
         profile = str(rng.choice(["theory", "practice"]))
         run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "profile": profile}
-        result = learn(log, **run, rng=0, check_slater=False)
+        result = (
+            learn(log, **run, rng=0, check_slater=False)
+            if seed % 10 > 1
+            else replicate(log, n=2, **run, rng=0, check_slater=False).result
+            if seed % 10
+            else learn_adaptive(log, gamma=model.gamma, rho0=model.rho0, psi=psi, T=T, rng=0)
+        )
         plug_in = exact.plug_in(log, model.gamma, model.rho0)
-        best = plug_in.solve(psi=psi, mu=log.frequencies)
+        best = plug_in.solve(psi=result.settings.psi, mu=log.frequencies)
         if best.status != "optimal":
             continue
+        compared += 1
         binding += plug_in.solve().reward > best.reward + 1e-6
         assert result.evaluation.bound >= best.reward - 1e-7 / (1 - model.gamma)
-    assert binding > n / 10
+    print(f"{n} runs, {compared} with a policy within psi, {binding} where psi binds: no gap is too small")
+    assert compared > n / 2
+    assert binding > n / 20
 
 
 def test_a_pickled_result_has_the_policy_that_was_judged():
@@ -140,3 +149,15 @@ def test_averages_are_called_averages():
     assert result.success
     assert "<= 0.3 a step" in repr(result)
     assert 0.25 < result.evaluation.constraints[0].value <= 0.3
+
+
+def test_what_an_infeasible_problem_shows_means_something():
+    """No dual was learned: advantages are those of the reward, and no premise is counted."""
+    log = small_log(lambda a: 1.0 + a, 5.0)
+    result = learn(log, gamma=0.9, rho0=[1, 0, 0], rng=0)
+    assert (result.status, result.n_steps) == (Status.INFEASIBLE, 0)
+    assert result.policy[:, 0].tolist() == [1, 1, 1]  # the most careful
+    np.testing.assert_allclose(result.policy.explain(0).advantages, [0, 0.5], atol=1e-12)
+    assert "premises" not in repr(result)
+    shown = str(replicate(log, n=1, gamma=0.9, rho0=[1, 0, 0], rng=0))
+    assert shown.startswith("1 replica, 0 steps in all, INFEASIBLE\nestimate")

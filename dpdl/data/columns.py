@@ -3,13 +3,15 @@
 A table is a dictionary of arrays or lists, a structured array, a data frame of pandas or polars, a pyarrow table (or
 another object with the Arrow interface ``__arrow_c_stream__``), or the path of a CSV or Parquet file. pyarrow is needed
 for files only, and is not imported before it is needed. A value is missing if it is null or NaN; in a CSV also if it is
-empty or one of the words that pyarrow takes for null, such as ``NA``.
+empty or one of the words that pyarrow takes for null, such as ``NA``. Labels in a CSV are numbers if all of the column
+are, and none has leading zeros: ``007`` is text.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
+#: Roles of columns whose values are names, so that 007 is not 7.
+LABELS = ("state", "action", "next_state", "episode")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
         raise ValueError(f"the table has more than one column {', '.join(map(repr, twice))}")
     found = load(list(roles))
     from_text = isinstance(table, (str, os.PathLike)) and os.fspath(table).endswith(CSV)
+    if from_text:
+        found |= _labels_as_written(os.fspath(table), {name: found[name] for name in roles if roles[name] in LABELS})
     columns = {name: Column(name, role, *found[name], from_text) for name, role in roles.items()}
     lengths = {str(column): len(column.values) for column in columns.values()}
     if len(set(lengths.values())) > 1:
@@ -95,17 +101,17 @@ def _opened(table: Any) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
 
 
 def _of_frame(frame: Any, names: list[str]) -> Loaded:
-    """Columns of a data frame, through Arrow where that can hold them."""
+    """Columns of a data frame, through Arrow; objects of pandas as they are, because Arrow converts mixed kinds."""
+    objects = {name for name in names if getattr(frame[name], "dtype", None) == np.dtype(object)}
     try:
         import pyarrow
     except ImportError:
-        return {name: _of_objects(np.asarray(frame[name], dtype=object)) for name in names}
-    try:
-        part = frame.select(names) if hasattr(frame, "select") else frame[names]
-        table = pyarrow.table(part)
-    except pyarrow.ArrowException:  # values of mixed kinds in a column of pandas: they are reported by row
-        return {name: _of_objects(np.asarray(frame[name], dtype=object)) for name in names}
-    return {name: _of_arrow(table.column(name)) for name in names}
+        objects = set(names)
+    found = {name: _of_objects(np.asarray(frame[name], dtype=object)) for name in objects}
+    if rest := [name for name in names if name not in objects]:
+        table = pyarrow.table(frame.select(rest) if hasattr(frame, "select") else frame[rest])
+        found |= {name: _of_arrow(table.column(name)) for name in rest}
+    return found
 
 
 def _opened_file(path: str) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
@@ -136,6 +142,35 @@ def _opened_file(path: str) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
             for name, column in zip(names, naming_the_file(lambda: source.to_table(names)).columns, strict=True)
         }
     raise ValueError(f"{path}: a table must be a .csv or .parquet file or a folder of Parquet files")
+
+
+def _labels_as_written(path: str, columns: Loaded) -> Loaded:
+    """Those of the columns whose labels are text although pyarrow takes them for numbers.
+
+    Two spellings of one value, as 250.1 and 250.10, are two labels or one: the file does not say, which is an error.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+
+    names = [name for name, (values, _) in columns.items() if values.dtype.kind != "O"]
+    if not names:
+        return {}
+    options = pyarrow.csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
+    table, found = pyarrow.csv.read_csv(path, convert_options=options), {}
+    for name in names:
+        values, missing = columns[name]
+        texts = table.column(name).to_numpy().astype(object)
+        firsts: dict[Any, str] = {}
+        for text, value in dict(zip(texts[~missing], values[~missing].tolist(), strict=True)).items():
+            other = firsts.setdefault(value, text)
+            if other != text:
+                raise ValueError(
+                    f"{path}: column {name!r} has labels that are written differently and have the same value, "
+                    f"{other!r} and {text!r}; write them in one way, or pass a table in which the column is text"
+                )
+        if values.dtype.kind in "iuf" and any(re.match(r"-?0\d", text) for text in firsts.values()):
+            found[name] = texts, missing
+    return found
 
 
 def _pyarrow() -> Any:

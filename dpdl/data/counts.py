@@ -102,14 +102,16 @@ def tabulate(
     I, ends, first = len(units.utility_scale), n_states, 0
     keys, sums = np.empty(0, dtype=np.int64), np.empty((0, 2 + 2 * I))
     totals = np.empty(0, dtype=np.int64)
-    scale = np.append(units.reward_scale, units.utility_scale)
+    scale, rule = np.append(units.reward_scale, units.utility_scale), units.cost_limits()
     for part, repeats in parts:
         after = np.where(part["s_next"] < 0, ends, part["s_next"]).astype(np.int64)
-        values = np.column_stack([part["r"], part["u"]])
+        values = np.column_stack([part["r"], part["u"]]) * scale
+        if rule is not None:  # row by row: a limit may be far larger than the costs, and its squares larger still
+            values[:, 1:] = rule.costs(values[:, 1:], part["s_next"] < 0)
         squares = values**2
         if spreads is not None:
             spread = spreads[first : first + len(part)]
-            squares += np.column_stack([spread["r"], spread["u"]])
+            squares += np.column_stack([spread["r"], spread["u"]]) * scale**2
         weight = np.broadcast_to(repeats, len(part))
         here = np.concatenate([keys, part["pair"].astype(np.int64) * (ends + 1) + after])
         stacked = np.concatenate([sums, np.column_stack([values, squares]) * weight[:, None]])
@@ -122,12 +124,7 @@ def tabulate(
     pair, after = np.divmod(keys, ends + 1)
     s, a = np.divmod(table[pair], n_actions)
     ended = after == ends
-    values, squares = sums[:, : 1 + I] * scale, sums[:, 1 + I :] * scale**2
-    name = "utility"
-    u, u2 = values[:, 1:], squares[:, 1:]
-    if (rule := units.cost_limits()) is not None:
-        name, slack = "cost", np.where(ended[:, None], rule.total, rule.rate)
-        u, u2 = slack * totals[:, None] - u, slack**2 * totals[:, None] - 2 * slack * u + u2
+    values, squares, name = sums[:, : 1 + I], sums[:, 1 + I :], "utility" if rule is None else "cost"
     return {
         "s": s,
         "a": a,
@@ -136,6 +133,6 @@ def tabulate(
         "count": totals,
         "reward": values[:, 0],
         "reward_squares": squares[:, 0],
-        {"utility": "utilities", "cost": "costs"}[name]: u,
-        f"{name}_squares": u2,
+        {"utility": "utilities", "cost": "costs"}[name]: values[:, 1:],
+        f"{name}_squares": squares[:, 1:],
     }

@@ -119,7 +119,6 @@ class Dataset:
         scale = scales("utility_scale", utility_scale, u.shape[1])
         units = Units(check.real("reward_scale", reward_scale, above=0), scale)
         self._pack(moves, r, u, sizes, units, truncated, starts)
-        self.__dict__["_notes"] = one_sided(self.u, [f"u[:, {i}]" for i in range(u.shape[1])])
 
     @classmethod
     def from_costs(
@@ -182,8 +181,6 @@ class Dataset:
         units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
         log = cls.__new__(cls)
         log._pack(moves, r, u, sizes, units, truncated, starts)
-        names = [f"costs[:, {i}]" for i in range(u.shape[1])]
-        log.__dict__["_notes"] = one_sided(u, names, of_costs=True)
         return log
 
     @classmethod
@@ -295,11 +292,10 @@ class Dataset:
             log = cls(*columns, **options)
         else:
             log = cls.from_costs(*columns, found.limits, gamma=gamma or 0.0, normalised=limits == "average", **options)
-        names = [f"cost {name!r}" for name in found.names]
         log.__dict__.update(
             labels=found.labels,
             units=replace(log.units, names=found.names or None),
-            _notes=(*found.notes, *one_sided(log.u, names, of_costs=True)),
+            _notes=found.notes,
             _initial=None if found.initial is None else check.frozen(found.initial),
         )
         return log
@@ -704,10 +700,14 @@ class Dataset:
         """What is remarkable about the log, for the notes of results.
 
         Rows of a table that were left out, constraints that cannot be broken, states that are entered and never left.
-        Only the last kind is known of a log that was saved and opened.
+        The first kind is not known of a log that was saved and opened.
         """
+        least, most = (np.full(self.n_utilities, sign * np.inf) for sign in (1, -1))
+        for part, _ in self.parts():
+            least, most = np.minimum(least, part["u"].min(axis=0)), np.maximum(most, part["u"].max(axis=0))
+        notes = (*self._notes, *one_sided(least, most, self.units))
         if self._is_part or len(self.dead_ends) == 0:
-            return self._notes
+            return notes
         named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
         which = ", ".join(named) + (", ..." if len(self.dead_ends) > 5 else "")
         several = len(self.dead_ends) > 1
@@ -715,7 +715,7 @@ class Dataset:
             f"{len(self.dead_ends)} state{'s are' if several else ' is'} entered but never left ({which}): nothing is "
             "known about what follows, so the worst is assumed there; if episodes end there, say so with terminated="
         )
-        return (*self._notes, note)
+        return (*notes, note)
 
     @cached_property
     def initial_counts(self) -> NDArray[np.int64] | None:

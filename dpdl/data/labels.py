@@ -172,7 +172,7 @@ def one_kind(labels: Sequence[Any]) -> None:
 
 
 def plain(label: Any) -> Any:
-    """Return a label as Python's own kind of value: NumPy's scalars are converted.
+    """Return a label as Python's own kind of value: scalars of NumPy and times of pandas are converted.
 
     Examples
     --------
@@ -181,6 +181,10 @@ def plain(label: Any) -> Any:
     """
     if isinstance(label, np.generic):
         return label.item()
+    if hasattr(label, "to_pydatetime"):  # of pandas
+        if label.nanosecond:
+            raise ValueError("times that are not whole microseconds cannot be labels")
+        return label.to_pydatetime()
     return tuple(map(plain, label)) if type(label) is tuple else label
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -106,6 +105,13 @@ class CostLimits:
             slack[abs(slack) <= 4 * np.finfo(float).eps * abs(costs)] = 0.0
         return check.numbers_array("limits - costs", slack, first=first, copy=False)
 
+    def costs(self, slack: NDArray[np.float64], terminated: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The costs that `slack` wrote as utilities; what rounding leaves of a cost of zero is zero."""
+        share = np.where(terminated[:, None], self.total, self.rate)
+        costs = share - slack
+        costs[abs(costs) <= 4 * np.finfo(float).eps * abs(share)] = 0.0
+        return costs
+
     def units(self, reward_scale: float, largest: NDArray[np.float64]) -> Units:
         """Units whose scales are the largest slacks of the whole log; 1 for a utility that is always zero."""
         scale = np.where(largest == 0, 1.0, largest)
@@ -113,25 +119,34 @@ class CostLimits:
         return Units(reward_scale, tuple(scale.tolist()), limits, self.normalised, self.gamma)
 
 
-def one_sided(u: NDArray[np.float64], names: Sequence[str], *, of_costs: bool = False) -> tuple[str, ...]:
+def one_sided(least: NDArray[np.float64], most: NDArray[np.float64], units: Units) -> tuple[str, ...]:
     """Say which constraints no policy can break, and which it can keep only where the utility is zero.
 
     Both are legal, and both are what costs look like that were given as utilities.
 
+    Parameters
+    ----------
+    least, most : arrays, shape (I,)
+        The least and the largest of each utility.
+    units : Units
+        Says whether the utilities are costs, and their names.
+
     Examples
     --------
-    >>> one_sided(np.array([[0.0, 1.0], [2.0, -1.0]]), ["u[:, 0]", "u[:, 1]"])
+    >>> one_sided(np.array([0.0, -1.0]), np.array([2.0, 1.0]), Units(1.0, (1.0, 1.0)))
     ('u[:, 0] is never negative, so no policy can break its constraint; costs are given with Dataset.from_costs',)
     """
+    of_costs = units.limits is not None
     hint, zero = ("", "at its limit") if of_costs else ("; costs are given with Dataset.from_costs", "zero")
     above, below = ("above its limit", "below its limit") if of_costs else ("negative", "positive")
     notes = []
-    for name, least, most in zip(names, u.min(axis=0), u.max(axis=0), strict=True):
-        if least >= 0 and most > 0:
+    for i, (low, high) in enumerate(zip(least, most, strict=True)):
+        name = f"cost {units.names[i]!r}" if units.names else f"{'costs' if of_costs else 'u'}[:, {i}]"
+        if low >= 0 and high > 0:
             notes.append(f"{name} is never {above}, so no policy can break its constraint{hint}")
-        elif most < 0:
+        elif high < 0:
             notes.append(f"{name} is always {above}, so no policy can keep its constraint{hint}")
-        elif most == 0 and least < 0:
+        elif high == 0 and low < 0:
             notes.append(f"{name} is never {below}, so its constraint allows only rows where it is {zero}{hint}")
     return tuple(notes)
 

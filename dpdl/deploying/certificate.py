@@ -29,6 +29,8 @@ from dpdl.models.judgement import Judge, Judgement, constraint_names
 from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
+#: The part of delta that the bounds of a policy may spend that was chosen on the same log.
+SPENT = 1 / 3
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
 
@@ -103,7 +105,7 @@ class Certificate:
     unseen : float
         Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
     chosen_here : bool
-        Whether the policy was chosen on the same log, and half of delta is kept back for that.
+        Whether the policy was chosen on the same log, and two thirds of delta are kept back for that.
     """
 
     reward: Bound
@@ -147,7 +149,7 @@ class Certificate:
             f"transitions, of which {self.reward.effective:,.0f} count for this policy; discount {self.gamma:g}"
         ]
         if self.chosen_here:
-            found.append("the policy was chosen on the same log: half of the failure probability is kept back for that")
+            found.append("the policy was chosen on the same log: two thirds of the failure probability are kept back")
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         return found
@@ -257,7 +259,7 @@ class Certifier:
     delta : float
     method : str
     chosen_here : bool
-        Whether policies are chosen on the same log: then half of delta is kept back.
+        Whether policies are chosen on the same log: then two thirds of delta are kept back.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
     """
@@ -293,7 +295,7 @@ class Certifier:
     @property
     def level(self) -> float:
         """Failure probability of the bounds of all constraints together."""
-        return self.delta / 2 if self.chosen_here else self.delta
+        return self.delta * SPENT if self.chosen_here else self.delta
 
     @property
     def z(self) -> float:

@@ -7,8 +7,8 @@ sum of independent errors, one for each visited pair, because V enters through t
 
 with N(s,a) visits, the occupancy nu and the value function V of the policy on the plug-in model, and n_0 logged first
 states. With few visits the variance of a row is uncertain itself; a pair that was seen once counts with the largest
-variance that numbers between the least and the largest of the log can have. Pairs that the log does not show are
-worst-case (`dpdl.models.plug_in`), in the estimate and not in its standard error.
+variance that numbers between the least and the largest of the log can have, and so does a single first state. Pairs
+that the log does not show are worst-case (`dpdl.models.plug_in`), in the estimate and not in its standard error.
 
 Where episodes end, the same is done with gamma = 1: figures per episode, if every episode ends.
 """
@@ -42,6 +42,8 @@ MOST_PAIRS = 20_000_000
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 #: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
 SWEEPS, SWEEPS_AT_ONCE = 500, 25
+#: Relative to the numbers that were added, smaller sums and variances are rounding.
+ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,13 @@ class Judgement:
 
 
 def _tidy(value: float | None, digits: int = 4) -> str:
-    """A number for people: what is nothing but rounding is zero."""
-    return "" if value is None else f"{value if abs(value) > 1e-9 else 0.0:.{digits}g}"
+    """A number for people."""
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def _rounded(value: float, size: float) -> float:
+    """The value, or zero if it is nothing but rounding of numbers of this size."""
+    return float(value) if abs(value) > ROUNDING * size else 0.0
 
 
 def judge(
@@ -279,17 +286,22 @@ class Judge:
         errors = self._errors(occupancy, V, model.gamma)
         names = constraint_names(units, model.n_utilities)
         episodes = self._per_episode(policy)
-        reward = Figure("reward", units.reward(values[0]), units.reward_scale * errors[0]).with_episode(episodes, 0)
+        value, error = (
+            _rounded(units.reward(one), units.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
+        )
+        reward = Figure("reward", value, error).with_episode(episodes, 0)
         normaliser, tolerance = 1 - model.gamma, tolerances(self.dataset, model)
         found = []
         for i, name in enumerate(names):
             scale = units.utility_scale[i]
             kept = bool(normaliser * values[1 + i] >= -tolerance[i])
-            if units.limits is None:
-                figure = Figure(name, scale * values[1 + i], scale * errors[1 + i], 0.0, False, kept)
-            else:
-                limit, shrink = units.limits[i], scale * (normaliser if units.normalised else 1.0)
-                figure = Figure(name, limit - shrink * values[1 + i], shrink * errors[1 + i], limit, True, kept)
+            shrink = scale * (normaliser if units.normalised else 1.0)
+            value, error, limit = shrink * values[1 + i], shrink * errors[1 + i], 0.0
+            if units.limits is not None:
+                limit = units.limits[i]
+                value = limit - value
+            value, error = (_rounded(one, shrink / normaliser) for one in (value, error))
+            figure = Figure(name, value, error, limit, units.limits is not None, kept)
             found.append(replace(figure, is_average=units.normalised).with_episode(episodes, 1 + i))
         return Judgement(
             reward=reward,
@@ -356,7 +368,8 @@ class Judge:
         rule = units.cost_limits()
         if rule is not None:  # utilities back to costs; an end carries the limit of what would have followed
             share = model.ends.ravel()
-            gains[1:] = np.outer(rule.rate, 1 - share) + np.outer(rule.total, share) - gains[1:]
+            slack = np.outer(rule.rate, 1 - share) + np.outer(rule.total, share)
+            gains[1:] = np.where(abs(slack - gains[1:]) > ROUNDING * abs(slack), slack - gains[1:], 0.0)
         occupancy = chain.occupancy()
         return gains @ occupancy, self._errors(occupancy, chain.values(gains), 1.0, in_units=True)
 
@@ -389,12 +402,16 @@ class Judge:
                 low, high = min(low, float(y.min())), max(high, float(y.max()))
                 first += len(part)
             mean = total / np.maximum(n, 1)
-            variance = np.maximum(square - n * mean**2, 0) / np.maximum(n - 1, 1)
+            variance = square - n * mean**2
+            variance = np.where(variance > ROUNDING * square, variance, 0.0) / np.maximum(n - 1, 1)
             variance[n < 2] = ((high - low) / 2) ** 2
             found[k] = weight @ variance
             if self.estimated_start and data.initial_counts is not None:
-                rho0 = self.model.rho0
-                found[k] += float(rho0 @ (V - rho0 @ V) ** 2) / max(1, int(data.initial_counts.sum()) - 1)
+                rho0, n_starts = self.model.rho0, int(data.initial_counts.sum())
+                if n_starts > 1:
+                    found[k] += float(rho0 @ (V - rho0 @ V) ** 2) / (n_starts - 1)
+                else:
+                    found[k] += float(V.max() - V.min()) ** 2 / 4
         return np.sqrt(found)
 
 

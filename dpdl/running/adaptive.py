@@ -525,7 +525,7 @@ def _run_level(
             if schedule.in_practice and result.evaluation is not None:
                 # A policy that earns more than any within psi of the data is not within psi.
                 within = result.evaluation.gap is not None and result.evaluation.gap >= 0
-                verdict, reward = result.evaluation.kept and within, result.evaluation.reward.value
+                verdict, reward = bool(result.evaluation.kept and within), result.evaluation.reward.value
             else:
                 eps, delta = phases.eps, phases.settings.delta
                 found = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)

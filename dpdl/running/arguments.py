@@ -23,6 +23,8 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
     """Keywords of `learn`."""
 
 
+#: Settings that are found from the data if they are not given, or None.
+_FOUND = ("psi", "slater", "order", "profile")
 #: Where the keywords of each kind are checked.
 _CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options}
 
@@ -34,7 +36,7 @@ def parse(
 
     Further keywords are arguments of `Inputs.of`.
     """
-    rest = dict(keywords)
+    rest = {name: value for name, value in keywords.items() if value is not None or name not in _FOUND}
 
     def taken(kind: Any) -> dict[str, Any]:
         names = keywords.keys() & accepted.__annotations__.keys() & kind.__annotations__.keys()
@@ -66,12 +68,17 @@ def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> Non
 
 
 def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults."""
+    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults.
+
+    None stands for what is found from the data.
+    """
     defaults = {
         name: one
         for checked_by in _CHECKED_BY.values()
         for name, one in inspect.signature(checked_by).parameters.items()  # type: ignore[arg-type]
     }
+    for name in _FOUND:
+        defaults[name] = defaults[name].replace(default=None, annotation=f"{defaults[name].annotation} | None")
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)

@@ -53,11 +53,13 @@ class Replicas:
     def __str__(self) -> str:
         result, spread = self.result, self.spread
         judged = "" if result.evaluation is None else "\n" + "\n".join(result.evaluation.lines())
-        return (
-            f"{len(self.results)} replicas, {result.n_steps:,} steps in all, {result.status.name}\n"
-            f"distance of a replica from the average: occupancy {spread.occupancy_distance:.3g}, "
-            f"policy {spread.policy_distance:.3g} (total variation){judged}"
+        some = "1 replica" if len(self.results) == 1 else f"{len(self.results)} replicas"
+        apart = (
+            f"\ndistance of a replica from the average: occupancy {spread.occupancy_distance:.3g}, "
+            f"policy {spread.policy_distance:.3g} (total variation)"
         )
+        known = "" if np.isnan(spread.policy_distance) else apart  # of one replica it is not
+        return f"{some}, {result.n_steps:,} steps in all, {result.status.name}{known}{judged}"
 
 
 @accepts(RunKeywords)
