@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-#: Its peak is read from the kernel's account of this program alone: ru_maxrss counts the process that started it as well.
+#: Its peak is read from the kernel's account of the program alone: ru_maxrss counts the process that started it too.
 PROGRAM = """
 import numpy as np
 import dpdl
