@@ -52,7 +52,7 @@ td.words { white-space: normal; text-align: left; min-width: 12rem; }
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
-@media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .82rem; } th, td { padding: .3rem .35rem; }
+@media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .2rem; }
   th, td:first-child { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """

@@ -157,6 +157,7 @@ PROBE = """<!DOCTYPE html><html><body style="margin:0">
   const inside = this.contentDocument, pictures = [...inside.images];
   const found = {{
     pictures: pictures.length,
+    hidden: [...inside.querySelectorAll(".wide")].map(one => one.scrollWidth - one.clientWidth),
     missing: pictures.filter(one => !(one.complete && one.naturalWidth > 0)).map(one => one.src.slice(0, 80)),
     wide: inside.documentElement.scrollWidth, links: [...inside.links].map(one => one.href), title: inside.title,
     text: inside.body.innerText.length
@@ -190,6 +191,7 @@ def test_reports_in_a_browser(certified, infeasible, tmp_path, width):
         found = looked_at(path, width, tmp_path)
         assert found["pictures"] >= 1
         assert found["missing"] == []
+        assert found["hidden"][0] <= 0  # the certificate is seen as a whole
         assert found["wide"] <= width  # tables scroll by themselves, the page does not
         assert found["text"] > 1000
 
