@@ -53,7 +53,7 @@ td.words { white-space: normal; text-align: left; min-width: 12rem; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
 @media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .2rem; }
-  th, td:first-child { white-space: normal; } }
+  th, td:first-child, td:last-child { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
 
