@@ -106,7 +106,8 @@ def draw_certificate(certificate: Certificate, path: Target) -> None:
     ax.set_yticks(range(len(rows)), [one.name for one in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     relative = all(one.limit for one in rows)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "limit" if abs(x) < 1e-12 else f"{100 * x:+.3g}%"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "limit" if abs(x) < 1e-12 else _percent(x)))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.set_xlabel("distance to the limit, relative to it" if relative else "distance to the limit, relative")
     ax.legend(
         fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.28 if len(rows) < 3 else 1.15), ncols=2
@@ -403,8 +404,12 @@ def _unit(name: str, is_average: bool) -> str:
     return f"{name},\ndiscounted {'average per step' if is_average else 'total'}"
 
 
+def _percent(x: float) -> str:
+    return f"{100 * x:+,.0f}%" if abs(x) >= 1 else f"{100 * x:+.3g}%"
+
+
 def _short(value: float, _: Any = None) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
+            return f"{value / size:.4g}{letter}"
     return f"{value:.3g}"

@@ -122,10 +122,13 @@ def _asked(answer: Answer) -> str:
 def _certificate(answer: Answer) -> str:
     found = answer.certificate
     certified = answer.status is AnswerStatus.CERTIFIED
-    title = "The certificate" if certified else "What the most careful candidate comes to"
+    title = "The certificate" if certified else "What the closest policy comes to, which must not be deployed"
     rows = []
     for one in found.constraints:
-        verdict = '<span class="kept">kept</span>' if one.kept else '<span class="broken">not shown</span>'
+        assert one.limit is not None
+        broken = one.estimate > one.limit if one.is_cost else one.estimate < one.limit
+        verdict = "kept" if one.kept else "broken" if broken else "not shown"
+        verdict = f'<span class="{"kept" if one.kept else "broken"}">{verdict}</span>'
         rows.append(
             [_name(one), _number(one.estimate), _number(one.error, 2), _number(one.bound), _limit(one), verdict]
         )

@@ -105,7 +105,9 @@ def test_what_is_not_certified_is_not_called_so(infeasible):
     assert 'class="verdict bad"' in html
     assert "The policy Probability" not in text
     assert not re.search(r"\bCertified\b", text)
-    assert "not shown" in text
+    assert "must not be deployed" in text
+    assert '<span class="broken">broken</span>' in html
+    assert '<span class="kept">' not in html
 
 
 def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
