@@ -25,7 +25,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
@@ -146,6 +145,8 @@ class Posterior:
     @cached_property
     def alpha(self) -> float:
         """Weight of an outcome from anywhere, in visits."""
+        from scipy.optimize import brentq  # slow to import
+
         n, single = self.visits_of, np.bincount(self.pair[self.count == 1], minlength=len(self.visits_of))
         n, single = n[n >= 2], single[n >= 2]
 
@@ -155,7 +156,7 @@ class Posterior:
 
         if excess(LEAST_ALPHA) >= 0:
             return LEAST_ALPHA
-        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(scipy.optimize.brentq(excess, LEAST_ALPHA, MOST_ALPHA))
+        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(brentq(excess, LEAST_ALPHA, MOST_ALPHA))
 
     @cached_property
     def base(self) -> Array:
