@@ -55,8 +55,8 @@ def write_what_pages_assume(page):
         np.savez("FrozenLake.npz", **lake["record"](env, cost, 20_000))
 
 
-#: Pages that take more than a few seconds: starting a Dask cluster.
-SLOW = {"performance.md"}
+#: Pages that take more than a few seconds: starting a Dask cluster, recording three environments.
+SLOW = {"performance.md", "gymnasium.md"}
 
 
 @pytest.mark.parametrize("page", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in WITH_CODE])
