@@ -150,7 +150,8 @@ class Plans:
         visited = visited + posterior.gamma * np.outer(start.V @ posterior.base, posterior.away)
         gains = np.repeat(posterior.worst[:, None], n_states * n_actions, axis=1)
         gains[:, pairs] = visited
-        self.scale = np.maximum(abs(gains).max(axis=1), 1e-300)
+        largest = abs(gains).max(axis=1)
+        self.scale = np.where(largest > 0, largest, 1.0)
         r, *u = (gains / self.scale[:, None]).reshape(-1, n_states, n_actions)
         unseen = np.setdiff1d(np.arange(n_states * n_actions), pairs)
         moves = sp.csr_array(sp.diags_array(1 - posterior.away) @ posterior.moves).tocoo()
@@ -175,7 +176,8 @@ class Plans:
         found = programs.propose(programs.largest_reward(closed, unit * kappa, caps))
         if found is None:
             return False, self.most_careful(thresholds)
-        return True, policies.from_occupancy(found.q[: self.model.r.size].reshape(self.model.r.shape))
+        table = found.q[: self.model.r.size].reshape(self.model.r.shape)
+        return True, policies.from_occupancy(table, self.posterior.behaviour())
 
     def most_careful(self, thresholds: Array) -> Array:
         """Return the policy whose least margin above the thresholds, relative to the gains, is largest."""

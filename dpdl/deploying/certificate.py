@@ -12,8 +12,9 @@ Either speaks of a policy that was not chosen by its values on this log. `safe_p
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +26,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.deploying import finite
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.files.headers import expect_names
-from dpdl.models.judgement import Judge, Judgement, constraint_names
+from dpdl.models.judgement import Judge, constraint_names
 from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
@@ -125,6 +126,16 @@ class Certificate:
     def failed(self) -> tuple[Bound, ...]:
         """The constraints that are not shown to be kept."""
         return tuple(one for one in self.constraints if not one.kept)
+
+    @property
+    def confidence(self) -> str:
+        """The level in words, and whether it is asymptotic."""
+        kind = "asymptotic" if self.method == "normal" else "for any number of transitions"
+        return f"{100 * (1 - self.delta):.4g}% confidence, {kind}"
+
+    def words(self, one: Bound) -> str:
+        """What the bound of a constraint says."""
+        return f"may be as {'high' if one.is_cost else 'low'} as {one.bound:.4g}"
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -247,6 +258,14 @@ def certify(
     return Certifier.of(log, gamma, delta, method, rho0, initial_states).certificate(policy)
 
 
+class Range(NamedTuple):
+    """Estimates of the totals of reward and gains, and bounds from both sides, each (1 + I,)."""
+
+    estimate: Array
+    lower: Array
+    upper: Array
+
+
 @dataclass(frozen=True, eq=False)
 class Certifier:
     """Bounds for many policies from one log.
@@ -285,9 +304,9 @@ class Certifier:
         check.same_discount(log.units.gamma, gamma)
         delta = check.real("delta", delta, above=0, below=1)
         method = check.choice("method", method, METHODS)
-        initial = log.initial(rho0, initial_states)
-        given = rho0 is not None or initial_states is not None
-        posterior = Posterior(log, gamma, initial, not given)
+        if method == "finite" and log.spreads is not None and any(log.spreads[name].any() for name in ("r", "u")):
+            raise ValueError('method="finite" needs every reward and cost; a row of counts may hold a mean of many')
+        posterior = Posterior.of(log, gamma, rho0, initial_states)
         return cls(posterior, delta, method, chosen_here, posterior.thresholds)
 
     @property
@@ -298,7 +317,7 @@ class Certifier:
     @property
     def z(self) -> float:
         """Standard errors between an estimate and its bound, for each constraint."""
-        return NormalDist().inv_cdf(1 - self.level / max(1, self.posterior.log.n_utilities))
+        return _quantile(self.level / max(1, self.posterior.log.n_utilities))
 
     @property
     def tolerance(self) -> Array:
@@ -309,14 +328,18 @@ class Certifier:
 
     def passes(self, policy: Array, value: Value) -> bool:
         """Whether the bounds of all constraints keep their limits."""
-        return bool((self.lower(policy, value)[1:] >= self.thresholds - self.tolerance).all())
+        return self.keeps(self.bounds(policy, value))
 
-    def lower(self, policy: Array, value: Value) -> Array:
-        """Return lower bounds of the totals of reward and gains, (1 + I,)."""
+    def keeps(self, bounds: Range) -> bool:
+        """Whether bounds of all constraints keep their limits."""
+        return bool((bounds.lower[1:] >= self.thresholds - self.tolerance).all())
+
+    def bounds(self, policy: Array, value: Value) -> Range:
+        """Return estimates and bounds of a policy with these values."""
         if self.method == "finite":
-            return finite.lower_bounds(self.posterior, policy, self.level)[1]
-        z = np.append(NormalDist().inv_cdf(1 - self.level), np.full(len(value.J) - 1, self.z))
-        return value.J - z * value.error
+            return Range(*finite.bounds(self.posterior, policy, self.level))
+        wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
+        return Range(value.J, value.J - wide, value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -324,29 +347,27 @@ class Certifier:
         log, units, gamma = posterior.log, posterior.log.units, posterior.gamma
         table = check.policy_array("policy", policy, log.n_states, log.n_actions)
         value = posterior.value(table)
-        estimates = value.J if self.method == "normal" else finite.lower_bounds(posterior, table, self.level)[0]
-        lower, effective = self.lower(table, value), posterior.effective(value, table)
-        episodes = self._episodes(table)
+        found, effective, episodes = self.bounds(table, value), posterior.effective(value, table), self._episodes(table)
         share = (1 - gamma) if units.normalised else 1.0
-        sign, kept = -1 if units.limits is not None else 1, lower[1:] >= self.thresholds - self.tolerance
+        sign, kept = -1 if units.limits is not None else 1, found.lower[1:] >= self.thresholds - self.tolerance
         constraints = tuple(
             Bound(
                 name=name,
-                estimate=float(sign * share * estimates[1 + i]) + 0.0,
+                estimate=float(sign * share * found.estimate[1 + i]) + 0.0,
                 error=float(share * value.error[1 + i]),
-                bound=float(sign * share * lower[1 + i]) + 0.0,
+                bound=float(sign * share * found.lower[1 + i]) + 0.0,
                 limit=0.0 if units.limits is None else units.limits[i],
                 is_cost=units.limits is not None,
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
-                per_episode=episodes.constraints[i].per_episode,
-                per_episode_error=episodes.constraints[i].per_episode_error,
+                per_episode=None if episodes is None else float(episodes[0][1 + i]),
+                per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
             )
             for i, name in enumerate(constraint_names(units, log.n_utilities))
         )
         return Certificate(
-            reward=self._reward("reward", table, value, episodes),
+            reward=self._reward("reward", found, value, effective, episodes),
             constraints=constraints,
             behaviour=self._logged,
             delta=self.delta,
@@ -357,25 +378,35 @@ class Certifier:
             chosen_here=self.chosen_here,
         )
 
-    @property
+    @cached_property
     def _logged(self) -> Bound:
-        policy = self.posterior.behaviour()
-        return self._reward("reward of the log", policy, self.posterior.value(policy), self._episodes(policy))
+        policy, posterior = self.posterior.behaviour(), self.posterior
+        value = posterior.value(policy)
+        effective = posterior.effective(value, policy)
+        return self._reward("reward of the log", self.bounds(policy, value), value, effective, self._episodes(policy))
 
-    def _reward(self, name: str, policy: Array, value: Value, episodes: Judgement) -> Bound:
-        finite_sample = self.method == "finite"
-        estimate = finite.lower_bounds(self.posterior, policy, self.level)[0][0] if finite_sample else value.J[0]
+    @staticmethod
+    def _reward(name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None) -> Bound:
         return Bound(
             name=name,
-            estimate=float(estimate),
+            estimate=float(found.estimate[0]),
             error=float(value.error[0]),
-            bound=float(self.lower(policy, value)[0]),
-            effective=self.posterior.effective(value, policy),
-            per_episode=episodes.reward.per_episode,
-            per_episode_error=episodes.reward.per_episode_error,
+            bound=float(found.lower[0]),
+            effective=effective,
+            per_episode=None if episodes is None else float(episodes[0][0]),
+            per_episode_error=None if episodes is None else float(episodes[1][0]),
         )
 
-    def _episodes(self, policy: Array) -> Judgement:
-        posterior = self.posterior
-        model = plug_in(posterior.log, posterior.gamma, posterior.rho0)
-        return Judge(posterior.log, model, posterior.estimated_start).of(policy)
+    def _episodes(self, policy: Array) -> tuple[Array, Array] | None:
+        """Totals of an episode and their standard errors; None unless every episode ends."""
+        posterior, log = self.posterior, self.posterior.log
+        if not log.n_ended:
+            return None
+        counts = log.initial_counts
+        estimated = counts is not None and posterior.n_starts == int(counts.sum())
+        return Judge(log, plug_in(log, posterior.gamma, posterior.rho0), estimated).per_episode(policy)
+
+
+def _quantile(level: float) -> float:
+    """Standard errors that are exceeded with probability `level`, at least none: an estimate is never improved."""
+    return max(0.0, -NormalDist().inv_cdf(max(level, np.finfo(float).tiny)))

@@ -153,9 +153,7 @@ def coverage(
         raise TypeError("a policy needs gamma=")
     gamma = check.real("gamma", gamma, above=0, below=1)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
-    given = rho0 is not None or initial_states is not None
-    posterior = Posterior(log, gamma, log.initial(rho0, initial_states), not given)
-    return of_policy(posterior, table)
+    return of_policy(Posterior.of(log, gamma, rho0, initial_states), table)
 
 
 def _of_log(log: Dataset, **more: Any) -> Coverage:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.optimize
 import scipy.sparse as sp
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dpdl import policy as policies
 from dpdl._validation import Array
@@ -76,14 +76,14 @@ class Posterior:
         Discount.
     rho0 : array, shape (S,)
         Distribution of the initial state.
-    estimated_start : bool
-        Whether that is the distribution of the first states of the log's episodes, which adds to standard errors.
+    n_starts : int or None
+        How many logged first states that is estimated from, which adds to standard errors; None if it is known.
     """
 
     log: Dataset
     gamma: float
     rho0: Array
-    estimated_start: bool
+    n_starts: int | None
     # Of the G distinct transitions of the log: place of the pair in log.pairs, next state (S is the end), count, mean
     # reward and gains, and their sums of squares around these, (1 + I, G).
     pair: NDArray[np.intp] = field(init=False, repr=False)
@@ -116,6 +116,16 @@ class Posterior:
             "state": log.pairs // log.n_actions,
         }
         self.__dict__.update(found)
+
+    @classmethod
+    def of(cls, log: Dataset, gamma: float, rho0: ArrayLike | None, initial_states: ArrayLike | None) -> Posterior:
+        """Check where episodes start: as given, or as those of the log."""
+        initial, n_starts = log.initial(rho0, initial_states), None
+        if initial_states is not None:
+            n_starts = len(np.asarray(initial_states))
+        elif rho0 is None and log.initial_counts is not None:
+            n_starts = int(log.initial_counts.sum())
+        return cls(log, gamma, initial, n_starts)
 
     # ---- The model ----
 
@@ -212,11 +222,9 @@ class Posterior:
         variances = self.variances(V)
         parts = (visits[self.state] * chosen) ** 2 * variances
         error = parts.sum(axis=1)
-        counts = self.log.initial_counts
-        if self.estimated_start and counts is not None:
-            n = int(counts.sum())
+        if self.n_starts is not None:
             spread = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
-            error = error + (spread / (n - 1) if n > 1 else np.ptp(V, axis=1) ** 2 / 4)
+            error = error + (spread / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4)
         lost = float(visits @ unknown) * (1 - gamma)
         return Value(V @ self.rho0, np.sqrt(error), V, visits, parts, lost)
 
