@@ -211,6 +211,8 @@ def _bound(name: str, content: Any) -> Bound:
     }
     flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
     kept = None if content["kept"] is None else check.flag(f"{name}.kept", content["kept"])
+    if name.startswith("constraints") != (kept is not None) or (kept is None) != (content["limit"] is None):
+        raise ValueError(f"{name} must have a limit and a verdict if it is a constraint, and neither otherwise")
     return Bound(**{**content, **numbers, **flags, "kept": kept, "name": check.text(f"{name}.name", content["name"])})
 
 

@@ -34,7 +34,8 @@ class Point(NamedTuple):
     certified : float or None
         Estimated reward of the best policy that is certified at that limit; None if there is none.
     price : float or None
-        How much more reward one more unit of the limit brings, by the multiplier of the constraint.
+        How much more reward one unit of limit brings, if the limit is made looser by it: the multiplier of the
+        constraint.
     """
 
     limit: float
@@ -52,6 +53,7 @@ class Frontier:
     name : str
         The constraint.
     points : tuple of Point
+        From the strictest limit to the loosest.
     delta : float
     """
 
@@ -136,25 +138,28 @@ def frontier(
     else:
         totals = sign * np.atleast_1d(check.numbers_array("limits", limits)) / share
     points: list[Point] = []
+    plans = Plans(posterior, start, 0.0)
+    best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
-        for total in sorted(totals, reverse=sign > 0):
+        for total in sorted(totals, reverse=True):
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
-            limit = float(sign * share * total)
-            points.append(_point(certifier, start, with_limit(total), limit, i, share))
-    return Frontier(names[i], tuple(points if sign > 0 else points[::-1]), certifier.delta)
+            limit, thresholds = float(sign * share * total) + 0.0, with_limit(total)
+            kept, policy = plans.best(thresholds)
+            if not kept:
+                points.append(Point(limit, None, None, None))
+                continue
+            best, price = max(best, float(posterior.value(policy).J[0])), float(plans.prices[i] / share)
+            safest = max(safest, _certified(certifier, start, thresholds))
+            points.append(Point(limit, best, safest if np.isfinite(safest) else None, price))
+    return Frontier(names[i], tuple(points), certifier.delta)
 
 
-def _point(certifier: Certifier, start: Value, thresholds: Array, limit: float, i: int, share: float) -> Point:
-    posterior, plans = certifier.posterior, Plans(certifier.posterior, start, 0.0)
-    kept, policy = plans.best(thresholds)
-    if not kept:
-        return Point(limit, None, None, None)
+def _certified(certifier: Certifier, start: Value, thresholds: Array) -> float:
+    """Estimated reward of the best policy that is certified with these thresholds."""
     at_limit = replace(certifier, thresholds=thresholds)
-    search = Search(posterior, thresholds, certifier.z, at_limit.passes)
-    passed = [one.value.J[0] for one in search.run(start, PESSIMISM, None) if one.passed]
-    certified = float(max(passed)) if passed else None
-    return Point(limit, float(posterior.value(policy).J[0]), certified, float(plans.prices[i] / share))
+    search = Search(certifier.posterior, thresholds, certifier.z, at_limit.passes)
+    return max((float(one.value.J[0]) for one in search.run(start, PESSIMISM, None) if one.passed), default=-np.inf)
 
 
 def _number(constraint: str | int, names: tuple[str, ...]) -> int:

@@ -28,7 +28,7 @@ from dpdl._validation import Array
 from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.deploying import coverage
-from dpdl.deploying.answer import Answer, AnswerStatus, Candidate, Needed
+from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Needed
 from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried
 from dpdl.deploying.certificate import Certificate, Certifier
 from dpdl.deploying.posterior import Posterior, Value
@@ -36,7 +36,6 @@ from dpdl.models.judgement import MOST_PAIRS
 from dpdl.models.status_line import StatusLine
 from dpdl.running.learn import learn
 
-SOLVERS = ("plan", "dpdl")
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
 #: Pessimism of candidates that are planned near the data.
