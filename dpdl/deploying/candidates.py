@@ -84,10 +84,18 @@ class Search:
 
     def first(self) -> Value:
         """Values to start from: those of the best policy without margin or pessimism."""
-        value = self.posterior.value(self.posterior.behaviour())
+        return self.without_margin(self.posterior.value(self.posterior.behaviour()))[1]
+
+    def without_margin(self, value: Value) -> tuple[Plans, Value, bool]:
+        """Return the last plans, values of the best policy, and whether it keeps the thresholds; start from a value.
+
+        The value of a state from anywhere is that of the plan before, so there are two plans.
+        """
         for _ in range(2):
-            value = self.posterior.value(Plans(self.posterior, value, 0.0).best(self.thresholds)[1])
-        return value
+            plans = Plans(self.posterior, value, 0.0)
+            kept, policy = plans.best(self.thresholds)
+            value = self.posterior.value(policy)
+        return plans, value, kept
 
     def run(self, start: Value, pessimism: float, psi: float | None) -> Iterator[Tried]:
         """Yield the policies tried: the last one that passed has the least margins.

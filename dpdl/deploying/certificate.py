@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ class Bound:
         Whether the bound keeps the limit; None for the reward.
     effective : float
         How many transitions of the log count for the policy, see `Posterior.effective`.
+    worst : float or None
+        The worst that a step is assumed to bring: the largest cost, the least utility or reward.
     per_episode, per_episode_error : float or None
         Estimate without discounting, for a whole episode; None unless every episode ends.
     """
@@ -67,6 +70,7 @@ class Bound:
     is_average: bool = False
     kept: bool | None = None
     effective: float = 0.0
+    worst: float | None = None
     per_episode: float | None = None
     per_episode_error: float | None = None
 
@@ -148,19 +152,23 @@ class Certificate:
     @property
     def remarks(self) -> list[str]:
         """What the table rests on, in sentences."""
-        kind = (
-            "normal bounds, valid for large logs (asymptotic)"
-            if self.method == "normal"
-            else "empirical Bernstein bounds, valid for any number of transitions"
-        )
+        kind = {"normal": "normal bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
         found = [
-            f"{1 - self.delta:.4g} confidence, for all constraints together; {kind}; {self.n_transitions:,} "
-            f"transitions, of which {self.reward.effective:,.0f} count for this policy; discount {self.gamma:g}"
+            f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; {kind}",
+            f"discount {self.gamma:g}; {self.n_transitions:,} transitions, worth {self.reward.effective:,.0f} drawn "
+            "from where this policy goes",
         ]
         if self.chosen_here:
             found.append("the policy was chosen on the same log: half of the failure probability is kept back for that")
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
+        if self.method == "finite" or self.unseen > 1e-9:
+            worst = [
+                f"{one.name} of a step at {'most' if one.is_cost else 'least'} {one.worst:.4g}"
+                for one in (self.reward, *self.constraints)
+                if one.worst is not None
+            ]
+            found.append(f"assumed: {', '.join(worst)}")
         return found
 
     def __repr__(self) -> str:
@@ -170,7 +178,7 @@ class Certificate:
     def _repr_html_(self) -> str:
         head = "every limit is shown to be kept" if self.holds else "NOT every limit is shown to be kept"
         return f"<p><b>{head}</b></p>{text.html_table(HEADER, self.rows)}" + "".join(
-            f"<p>{line}</p>" for line in self.remarks
+            f"<p>{escape(line)}</p>" for line in self.remarks
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -203,7 +211,7 @@ class Certificate:
 
 def _bound(name: str, content: Any) -> Bound:
     expect_names(name, content, set(Bound.__dataclass_fields__))
-    optional = ("limit", "per_episode", "per_episode_error")
+    optional = ("limit", "worst", "per_episode", "per_episode_error")
     numbers = {
         key: check.real(f"{name}.{key}", content[key])
         for key in ("estimate", "error", "bound", "effective", *optional)
@@ -225,6 +233,7 @@ def certify(
     method: str = "normal",
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
+    worst_costs: ArrayLike | None = None,
 ) -> Certificate:
     """Bound reward and constraints of a policy from anywhere by what a log shows.
 
@@ -241,12 +250,14 @@ def certify(
         Normal bounds, which are asymptotic, or empirical Bernstein bounds, which hold for any length of the log.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    worst_costs : array_like, shape (I,), optional
+        What a step costs at most; by default about the largest cost of the log, which a short log may not show yet.
 
     Returns
     -------
     Certificate
         It is assumed that the log's transitions come from one Markov decision process, and that rewards and costs lie
-        in the range that the log shows.
+        in the range that `worst_costs`, or the log, and the scale of rewards give.
 
     Examples
     --------
@@ -257,7 +268,7 @@ def certify(
     >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
     ('cost 0', '0.9987', '0.0091', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
-    return Certifier.of(log, gamma, delta, method, rho0, initial_states).certificate(policy)
+    return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
 
 
 class Range(NamedTuple):
@@ -298,6 +309,7 @@ class Certifier:
         method: str,
         rho0: ArrayLike | None,
         initial_states: ArrayLike | None,
+        worst_costs: ArrayLike | None = None,
         chosen_here: bool = False,
     ) -> Certifier:
         """Check a caller's arguments."""
@@ -308,7 +320,7 @@ class Certifier:
         method = check.choice("method", method, METHODS)
         if method == "finite" and log.spreads is not None and any(log.spreads[name].any() for name in ("r", "u")):
             raise ValueError('method="finite" needs every reward and cost; a row of counts may hold a mean of many')
-        posterior = Posterior.of(log, gamma, rho0, initial_states)
+        posterior = Posterior.of(log, gamma, rho0, initial_states, worst_costs)
         return cls(posterior, delta, method, chosen_here, posterior.thresholds)
 
     @property
@@ -363,6 +375,7 @@ class Certifier:
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
+                worst=float(sign * posterior.worst[1 + i]),
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
             )
@@ -387,14 +400,16 @@ class Certifier:
         effective = posterior.effective(value, policy)
         return self._reward("reward of the log", self.bounds(policy, value), value, effective, self._episodes(policy))
 
-    @staticmethod
-    def _reward(name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None) -> Bound:
+    def _reward(
+        self, name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None
+    ) -> Bound:
         return Bound(
             name=name,
             estimate=float(found.estimate[0]),
             error=float(value.error[0]),
             bound=float(found.lower[0]),
             effective=effective,
+            worst=float(self.posterior.worst[0]),
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),
         )

@@ -14,7 +14,6 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.candidates import Plans, Search
 from dpdl.deploying.certificate import Certifier
-from dpdl.deploying.posterior import Value
 from dpdl.models.judgement import constraint_names
 from dpdl.models.status_line import StatusLine
 
@@ -128,8 +127,7 @@ def frontier(
     def with_limit(total: float) -> Array:
         return np.where(np.arange(len(names)) == i, total, certifier.thresholds)
 
-    first = posterior.value(posterior.behaviour())
-    start = posterior.value(Plans(posterior, first, 0.0).best(certifier.thresholds)[1])
+    start = Search(posterior, certifier.thresholds, certifier.z, certifier.passes).first()
     if limits is None:
         plans = Plans(posterior, start, 0.0)
         far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
@@ -138,28 +136,22 @@ def frontier(
     else:
         totals = sign * np.atleast_1d(check.numbers_array("limits", limits)) / share
     points: list[Point] = []
-    plans = Plans(posterior, start, 0.0)
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
         for total in sorted(totals, reverse=True):
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
             limit, thresholds = float(sign * share * total) + 0.0, with_limit(total)
-            kept, policy = plans.best(thresholds)
+            search = Search(posterior, thresholds, certifier.z, replace(certifier, thresholds=thresholds).passes)
+            plans, start, kept = search.without_margin(start)
             if not kept:
                 points.append(Point(limit, None, None, None))
                 continue
-            best, price = max(best, float(posterior.value(policy).J[0])), float(plans.prices[i] / share)
-            safest = max(safest, _certified(certifier, start, thresholds))
+            passed = (float(one.value.J[0]) for one in search.run(start, PESSIMISM, None) if one.passed)
+            best, safest = max(best, float(start.J[0])), max(safest, max(passed, default=-np.inf))
+            price = float(plans.prices[i] / share)
             points.append(Point(limit, best, safest if np.isfinite(safest) else None, price))
     return Frontier(names[i], tuple(points), certifier.delta)
-
-
-def _certified(certifier: Certifier, start: Value, thresholds: Array) -> float:
-    """Estimated reward of the best policy that is certified with these thresholds."""
-    at_limit = replace(certifier, thresholds=thresholds)
-    search = Search(certifier.posterior, thresholds, certifier.z, at_limit.passes)
-    return max((float(one.value.J[0]) for one in search.run(start, PESSIMISM, None) if one.passed), default=-np.inf)
 
 
 def _number(constraint: str | int, names: tuple[str, ...]) -> int:

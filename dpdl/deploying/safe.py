@@ -53,6 +53,7 @@ def safe_policy(
     solver: str = "plan",
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
+    worst_costs: ArrayLike | None = None,
     rng: Any = None,
     progress: bool | None = None,
     executor: Executor | None = None,
@@ -74,6 +75,8 @@ def safe_policy(
         What finds candidates: the planner and linear programs, or `learn`.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    worst_costs : array_like, shape (I,), optional
+        What a step costs at most; by default about the largest cost of the log, which a short log may not show yet.
     rng : None, int or numpy.random.Generator, optional
         For solver="dpdl"; the planner draws nothing.
     progress : bool, optional
@@ -104,7 +107,9 @@ def safe_policy(
     shown = None if progress is None else check.flag("progress", progress)
     if executor is not None:
         check.instance("executor", executor, Executor)
-    certifier = Certifier.of(log, gamma, delta, method, rho0, initial_states, chosen_here=method == "normal")
+    certifier = Certifier.of(
+        log, gamma, delta, method, rho0, initial_states, worst_costs, chosen_here=method == "normal"
+    )
     if log.n_states * log.n_actions > MOST_PAIRS:
         raise ValueError(
             f"log has {log.n_states * log.n_actions:,} pairs of state and action, more than {MOST_PAIRS:,}"
