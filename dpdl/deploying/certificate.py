@@ -85,7 +85,7 @@ class Bound:
         return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, verdict, episode)
 
 
-HEADER = ("", "estimate", "std. error", "bound", "limit", "", "per episode")
+HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "per episode")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -155,8 +155,8 @@ class Certificate:
         kind = {"normal": "normal bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
         found = [
             f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; {kind}",
-            f"discount {self.gamma:g}; {self.n_transitions:,} transitions, worth {self.reward.effective:,.0f} drawn "
-            "from where this policy goes",
+            f"discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative as "
+            f"{self.reward.effective:,.0f} of this policy itself",
         ]
         if self.chosen_here:
             found.append("the policy was chosen on the same log: half of the failure probability is kept back for that")
@@ -333,7 +333,7 @@ class Certifier:
         """Standard errors between an estimate and its bound, for each constraint."""
         return _quantile(self.level / max(1, self.posterior.log.n_utilities))
 
-    @property
+    @cached_property
     def tolerance(self) -> Array:
         """How far a bound may be on the wrong side of its threshold: rounding of sums and of plans."""
         posterior = self.posterior
@@ -342,11 +342,11 @@ class Certifier:
 
     def passes(self, policy: Array, value: Value) -> bool:
         """Whether the bounds of all constraints keep their limits."""
-        return self.keeps(self.bounds(policy, value))
+        return bool((self.lower(policy, value) >= self.thresholds - self.tolerance).all())
 
-    def keeps(self, bounds: Range) -> bool:
-        """Whether bounds of all constraints keep their limits."""
-        return bool((bounds.lower[1:] >= self.thresholds - self.tolerance).all())
+    def lower(self, policy: Array, value: Value) -> Array:
+        """Return lower bounds of the totals of the constraints, (I,)."""
+        return self.bounds(policy, value).lower[1:]
 
     def bounds(self, policy: Array, value: Value) -> Range:
         """Return estimates and bounds of a policy with these values."""

@@ -29,7 +29,7 @@ from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.deploying import coverage
 from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Needed
-from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried
+from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, search_of
 from dpdl.deploying.certificate import Certificate, Certifier
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.models.judgement import MOST_PAIRS
@@ -40,6 +40,8 @@ from dpdl.running.learn import learn
 MOST_PAIRS_LISTED = 5
 #: Pessimism of candidates that are planned near the data.
 NEAR = 0.3
+#: Policies that are tested on other data aim at bounds with this room, see `Search`.
+HELD_OUT_ROOM = 0.1
 #: No estimate is given beyond this number of transitions; shares of time below this are rounding.
 MOST_NEEDED, SOME_TIME = 1e15, 1e-9
 
@@ -135,7 +137,7 @@ class _Searches:
     def __post_init__(self) -> None:
         self.tried: list[Tried] = []
         self.notes: list[str] = []
-        self.search = _search_of(self.certifier)
+        self.search = search_of(self.certifier)
 
     @cached_property
     def start(self) -> Value:
@@ -184,7 +186,7 @@ class _Searches:
                 yield from self.search.run(start, *kind)
             return
         left = self.deadline - time.monotonic()
-        jobs = [self.executor.submit(_found, self.certifier, start, left, *kind) for kind in kinds]
+        jobs = [self.executor.submit(_found, self.search, start, left, *kind) for kind in kinds]
         try:
             for job in jobs:
                 yield from job.result()
@@ -331,7 +333,8 @@ class _Searches:
                 return self.certified(self.certifier.posterior.behaviour())
             self.tried.append(self.careful)
             return self.refused(self.careful)
-        chooser = replace(self, certifier=replace(self.certifier, posterior=halves[0], method="normal"))
+        chooser = replace(self, certifier=replace(self.certifier, posterior=halves[0]))
+        chooser.search = replace(chooser.search, room=HELD_OUT_ROOM)
         chooser.run()
         self.certifier, self.notes = replace(self.certifier, posterior=halves[1]), chooser.notes
         ladder = sorted((one for one in chooser.tried if one.passed), key=lambda one: one.value.J[0])
@@ -385,15 +388,11 @@ def _where(posterior: Posterior, parts: Array) -> tuple[tuple[str, str, int, flo
     return tuple(found)
 
 
-def _search_of(certifier: Certifier) -> Search:
-    return Search(certifier.posterior, certifier.thresholds, certifier.z, certifier.passes)
-
-
-def _found(certifier: Certifier, start: Value, seconds: float, pessimism: float, psi: float | None) -> list[Tried]:
+def _found(search: Search, start: Value, seconds: float, pessimism: float, psi: float | None) -> list[Tried]:
     """Run one search, in a worker, until its time is over."""
     found: list[Tried] = []
     deadline = time.monotonic() + seconds
-    for one in _search_of(certifier).run(start, pessimism, psi):
+    for one in search.run(start, pessimism, psi):
         found.append(one)
         if time.monotonic() >= deadline:
             break
