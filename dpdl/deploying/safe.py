@@ -336,7 +336,9 @@ class _Searches:
         chooser = replace(self, certifier=replace(self.certifier, posterior=halves[0]))
         chooser.search = replace(chooser.search, room=HELD_OUT_ROOM)
         chooser.run()
-        self.certifier, self.notes = replace(self.certifier, posterior=halves[1]), chooser.notes
+        self.certifier = replace(self.certifier, posterior=halves[1])
+        about = "policies were chosen on the first half of the log; the figures are those of the second half"
+        self.notes = [about, *chooser.notes]
         ladder = sorted((one for one in chooser.tried if one.passed), key=lambda one: one.value.J[0])
         best = None
         for one in ladder or [chooser.careful]:
