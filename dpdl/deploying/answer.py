@@ -16,12 +16,13 @@ from typing import Any
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.acting import Policy
-from dpdl.deploying.certificate import Certificate
+from dpdl.deploying.certificate import METHODS, Certificate
 from dpdl.deploying.coverage import Coverage
 from dpdl.files.atomic import replacing_file
-from dpdl.files.headers import expect_names, seal, unseal
+from dpdl.files.headers import expect_names, expect_rows, seal, unseal
 
 FORMAT, VERSION = "dpdl answer", 1
+SOLVERS = ("plan", "dpdl")
 
 
 class AnswerStatus(enum.Enum):
@@ -92,7 +93,7 @@ class Answer:
     candidates : tuple of Candidate
         What was tried, in order.
     needed : Needed or None
-        How much data would do; None if certified.
+        How much data would do; None unless that is the answer.
     notes : tuple of str
     settings : dict
         What was asked for: gamma, delta, method, solver.
@@ -166,22 +167,33 @@ class Answer:
         expect_names("the answer", content, set(cls.__dataclass_fields__))
         status = AnswerStatus[check.choice("status", content["status"], tuple(AnswerStatus.__members__))]
         policy, needed = content["policy"], content["needed"]
-        if (policy is not None) != (status is AnswerStatus.CERTIFIED):
-            raise ValueError(f"a policy belongs to the status CERTIFIED, got {status.name}")
+        certificate, certified = Certificate.from_json(content["certificate"]), status is AnswerStatus.CERTIFIED
+        if (policy is not None) != certified:
+            raise ValueError(f"a policy belongs to the status CERTIFIED and to no other, got {status.name}")
+        if certificate.holds != certified:
+            raise ValueError(f"the status is {status.name}, and the certificate says otherwise")
+        if (needed is not None) != (status is AnswerStatus.NOT_ENOUGH_DATA):
+            raise ValueError(f"what is needed belongs to the status NOT_ENOUGH_DATA and to no other, got {status.name}")
         for name in ("candidates", "notes"):
             if not isinstance(content[name], list):
                 raise ValueError(f"{name} must be a list, got {content[name]!r:.200}")
-        expect_names("settings", content["settings"], {"gamma", "delta", "method", "solver"})
+        settings = content["settings"]
+        expect_names("settings", settings, {"gamma", "delta", "method", "solver"})
         return cls(
             status=status,
             message=check.text("message", content["message"]),
             policy=None if policy is None else Policy.from_json(policy),
-            certificate=Certificate.from_json(content["certificate"]),
+            certificate=certificate,
             coverage=Coverage.from_json(content["coverage"]),
             candidates=tuple(map(_candidate, content["candidates"])),
             needed=None if needed is None else _needed(needed),
             notes=tuple(check.text("notes", note) for note in content["notes"]),
-            settings=content["settings"],
+            settings={
+                "gamma": check.real("gamma", settings["gamma"], above=0, below=1),
+                "delta": check.real("delta", settings["delta"], above=0, below=1),
+                "method": check.choice("method", settings["method"], METHODS),
+                "solver": check.choice("solver", settings["solver"], SOLVERS),
+            },
         )
 
 
@@ -204,6 +216,6 @@ def _needed(content: Any) -> Needed:
         n_transitions=None if n is None else check.whole("n_transitions", n),
         where=tuple(
             (check.text("where", s), check.text("where", a), check.whole("where", count), check.real("where", share))
-            for s, a, count, share in content["where"]
+            for s, a, count, share in expect_rows("where", content["where"], 4)
         ),
     )

@@ -22,6 +22,7 @@ import scipy.sparse as sp
 
 from dpdl import policy as policies
 from dpdl._validation import Array
+from dpdl.deploying.certificate import Certifier
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
@@ -34,7 +35,7 @@ DEVIATIONS: tuple[float, ...] = (8.0,)
 LP_PAIRS = 2000
 #: Policies that a search tries, at most; the relative change of reward at which it ends.
 ROUNDS, CHANGE = 10, 2e-4
-#: A step aims at a bound that is better than its threshold by this part of its distance from the estimate.
+#: See `Search`.
 ROOM = 0.02
 #: Relative gap to which plans are made.
 PLAN_GAP = 1e-3
@@ -71,23 +72,34 @@ class Search:
     posterior : Posterior
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
-    z : float
-        Standard errors that the test asks for.
-    passes : callable
-        Tells of a policy and its values whether the test accepts it.
+    lower : callable
+        Lower bounds of the totals of the constraints, of a policy and its values.
+    tolerance : array, shape (I,)
+        How far a bound that passes may be below its threshold.
+    room : float, optional
+        A step aims at a bound that is better than its threshold by this part of its distance from the estimate.
     """
 
     posterior: Posterior
     thresholds: Array
-    z: float
-    passes: Callable[[Array, Value], bool]
+    lower: Callable[[Array, Value], Array]
+    tolerance: Array
+    room: float = ROOM
 
     def first(self) -> Value:
         """Values to start from: those of the best policy without margin or pessimism."""
-        value = self.posterior.value(self.posterior.behaviour())
+        return self.without_margin(self.posterior.value(self.posterior.behaviour()))[1]
+
+    def without_margin(self, value: Value) -> tuple[Plans, Value, bool]:
+        """Return the last plans, values of the best policy, and whether it keeps the thresholds; start from a value.
+
+        The value of a state from anywhere is that of the plan before, so there are two plans.
+        """
         for _ in range(2):
-            value = self.posterior.value(Plans(self.posterior, value, 0.0).best(self.thresholds)[1])
-        return value
+            plans = Plans(self.posterior, value, 0.0)
+            kept, policy = plans.best(self.thresholds)
+            value = self.posterior.value(policy)
+        return plans, value, kept
 
     def run(self, start: Value, pessimism: float, psi: float | None) -> Iterator[Tried]:
         """Yield the policies tried: the last one that passed has the least margins.
@@ -97,35 +109,38 @@ class Search:
         """
         posterior, plans = self.posterior, Plans(self.posterior, start, pessimism, psi)
 
-        def attempt(policy: Array, margin: Array) -> Tried:
-            value = posterior.value(policy)
-            return Tried(policy, value, self.passes(policy, value), tuple(margin.tolist()), psi, pessimism)
-
         _, policy = plans.best(self.thresholds)
-        value = posterior.value(policy)
-        margin = plans.gains(policy) - value.J[1:] + self.z * value.error[1:]  # what pessimism takes, and the test
+        margin = plans.gains(policy) - self.lower(policy, posterior.value(policy))  # what pessimism takes, and the test
         kept, earned = None, -np.inf
         for _ in range(ROUNDS):
             planned, policy = plans.best(self.thresholds + margin)
             if not planned and kept is not None:
                 margin = (margin + kept) / 2
                 continue
-            one = attempt(policy, margin if planned else np.full(len(margin), np.nan))
-            yield one
-            error = self.z * one.value.error[1:]
-            slack = one.value.J[1:] - error - self.thresholds
-            if one.passed:
-                reward = one.value.J[0]
-                if reward - earned <= CHANGE * abs(reward) or (slack <= 2 * ROOM * error).all():
+            value = posterior.value(policy)
+            lower = self.lower(policy, value)
+            slack, wide = lower - self.thresholds, value.J[1:] - lower
+            passed = bool((slack >= -self.tolerance).all())
+            shown = margin if planned else np.full(len(margin), np.nan)
+            yield Tried(policy, value, passed, tuple(shown.tolist()), psi, pessimism)
+            if passed:
+                reward = value.J[0]
+                if reward - earned <= CHANGE * abs(reward) or (slack <= 2 * self.room * wide).all():
                     return
                 earned = reward
             if planned:
                 kept = margin
             else:
                 margin = plans.gains(policy) - self.thresholds
-                if not one.passed:
+                if not passed:
                     return
-            margin = margin - (slack - ROOM * error)
+            margin = margin - (slack - self.room * wide)
+
+
+def search_of(certifier: Certifier, thresholds: Array | None = None) -> Search:
+    """Return the search for policies that a certifier accepts, or that keep other thresholds."""
+    thresholds = certifier.thresholds if thresholds is None else thresholds
+    return Search(certifier.posterior, thresholds, certifier.lower, certifier.tolerance)
 
 
 class Plans:
@@ -150,7 +165,8 @@ class Plans:
         visited = visited + posterior.gamma * np.outer(posterior.anywhere(start.V), posterior.away)
         gains = np.repeat(posterior.worst[:, None], n_states * n_actions, axis=1)
         gains[:, pairs] = visited
-        self.scale = np.maximum(abs(gains).max(axis=1), 1e-300)
+        largest = abs(gains).max(axis=1)
+        self.scale = np.where(largest > 0, largest, 1.0)
         r, *u = (gains / self.scale[:, None]).reshape(-1, n_states, n_actions)
         unseen = np.setdiff1d(np.arange(n_states * n_actions), pairs)
         moves = sp.csr_array(sp.diags_array(1 - posterior.away) @ posterior.moves).tocoo()
@@ -175,7 +191,8 @@ class Plans:
         found = programs.propose(programs.largest_reward(closed, unit * kappa, caps))
         if found is None:
             return False, self.most_careful(thresholds)
-        return True, policies.from_occupancy(found.q[: self.model.r.size].reshape(self.model.r.shape))
+        table = found.q[: self.model.r.size].reshape(self.model.r.shape)
+        return True, policies.from_occupancy(table, self.posterior.behaviour())
 
     def most_careful(self, thresholds: Array) -> Array:
         """Return the policy whose least margin above the thresholds, relative to the gains, is largest."""

@@ -12,8 +12,10 @@ Either speaks of a policy that was not chosen by its values on this log. `safe_p
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from html import escape
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +27,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.deploying import finite
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.files.headers import expect_names
-from dpdl.models.judgement import Judge, Judgement, constraint_names
+from dpdl.models.judgement import Judge, constraint_names
 from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
@@ -55,6 +57,8 @@ class Bound:
         Whether the bound keeps the limit; None for the reward.
     effective : float
         How many transitions of the log count for the policy, see `Posterior.effective`.
+    worst : float or None
+        The worst that a step is assumed to bring: the largest cost, the least utility or reward.
     per_episode, per_episode_error : float or None
         Estimate without discounting, for a whole episode; None unless every episode ends.
     """
@@ -68,6 +72,7 @@ class Bound:
     is_average: bool = False
     kept: bool | None = None
     effective: float = 0.0
+    worst: float | None = None
     per_episode: float | None = None
     per_episode_error: float | None = None
 
@@ -82,7 +87,7 @@ class Bound:
         return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, verdict, episode)
 
 
-HEADER = ("", "estimate", "std. error", "bound", "limit", "", "per episode")
+HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "per episode")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -129,6 +134,16 @@ class Certificate:
         return tuple(one for one in self.constraints if not one.kept)
 
     @property
+    def confidence(self) -> str:
+        """The level in words, and whether it is asymptotic."""
+        kind = "asymptotic" if self.method == "normal" else "for any number of transitions"
+        return f"{100 * (1 - self.delta):.4g}% confidence, {kind}"
+
+    def words(self, one: Bound) -> str:
+        """What the bound of a constraint says."""
+        return f"may be as {'high' if one.is_cost else 'low'} as {one.bound:.4g}"
+
+    @property
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table, under `HEADER`."""
         rows = [self.reward.row, *(one.row for one in self.constraints)]
@@ -139,19 +154,23 @@ class Certificate:
     @property
     def remarks(self) -> list[str]:
         """What the table rests on, in sentences."""
-        kind = (
-            "normal bounds, valid for large logs (asymptotic)"
-            if self.method == "normal"
-            else "empirical Bernstein bounds, valid for any number of transitions"
-        )
+        kind = {"normal": "normal bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
         found = [
-            f"{1 - self.delta:.4g} confidence, for all constraints together; {kind}; {self.n_transitions:,} "
-            f"transitions, of which {self.reward.effective:,.0f} count for this policy; discount {self.gamma:g}"
+            f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; {kind}",
+            f"discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative as "
+            f"{self.reward.effective:,.0f} of this policy itself",
         ]
         if self.chosen_here:
             found.append("the policy was chosen on the same log: two thirds of the failure probability are kept back")
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
+        if self.method == "finite" or self.unseen > 1e-9:
+            worst = [
+                f"{one.name} of a step at {'most' if one.is_cost else 'least'} {one.worst:.4g}"
+                for one in (self.reward, *self.constraints)
+                if one.worst is not None
+            ]
+            found.append(f"assumed: {', '.join(worst)}")
         return found
 
     def __repr__(self) -> str:
@@ -161,7 +180,7 @@ class Certificate:
     def _repr_html_(self) -> str:
         head = "every limit is shown to be kept" if self.holds else "NOT every limit is shown to be kept"
         return f"<p><b>{head}</b></p>{text.html_table(HEADER, self.rows)}" + "".join(
-            f"<p>{line}</p>" for line in self.remarks
+            f"<p>{escape(line)}</p>" for line in self.remarks
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +213,7 @@ class Certificate:
 
 def _bound(name: str, content: Any) -> Bound:
     expect_names(name, content, set(Bound.__dataclass_fields__))
-    optional = ("limit", "per_episode", "per_episode_error")
+    optional = ("limit", "worst", "per_episode", "per_episode_error")
     numbers = {
         key: check.real(f"{name}.{key}", content[key])
         for key in ("estimate", "error", "bound", "effective", *optional)
@@ -202,6 +221,8 @@ def _bound(name: str, content: Any) -> Bound:
     }
     flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
     kept = None if content["kept"] is None else check.flag(f"{name}.kept", content["kept"])
+    if name.startswith("constraints") != (kept is not None) or (kept is None) != (content["limit"] is None):
+        raise ValueError(f"{name} must have a limit and a verdict if it is a constraint, and neither otherwise")
     return Bound(**{**content, **numbers, **flags, "kept": kept, "name": check.text(f"{name}.name", content["name"])})
 
 
@@ -214,6 +235,7 @@ def certify(
     method: str = "normal",
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
+    worst_costs: ArrayLike | None = None,
 ) -> Certificate:
     """Bound reward and constraints of a policy from anywhere by what a log shows.
 
@@ -230,12 +252,14 @@ def certify(
         Normal bounds, which are asymptotic, or empirical Bernstein bounds, which hold for any length of the log.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    worst_costs : array_like, shape (I,), optional
+        What a step costs at most; by default about the largest cost of the log, which a short log may not show yet.
 
     Returns
     -------
     Certificate
         It is assumed that the log's transitions come from one Markov decision process, and that rewards and costs lie
-        in the range that the log shows.
+        in the range that `worst_costs`, or the log, and the scale of rewards give.
 
     Examples
     --------
@@ -246,7 +270,15 @@ def certify(
     >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
     ('cost 0', '0.9987', '0.0091', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
-    return Certifier.of(log, gamma, delta, method, rho0, initial_states).certificate(policy)
+    return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
+
+
+class Range(NamedTuple):
+    """Estimates of the totals of reward and gains, and bounds from both sides, each (1 + I,)."""
+
+    estimate: Array
+    lower: Array
+    upper: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,6 +311,7 @@ class Certifier:
         method: str,
         rho0: ArrayLike | None,
         initial_states: ArrayLike | None,
+        worst_costs: ArrayLike | None = None,
         chosen_here: bool = False,
     ) -> Certifier:
         """Check a caller's arguments."""
@@ -287,9 +320,9 @@ class Certifier:
         check.same_discount(log.units.gamma, gamma)
         delta = check.real("delta", delta, above=0, below=1)
         method = check.choice("method", method, METHODS)
-        initial = log.initial(rho0, initial_states)
-        given = rho0 is not None or initial_states is not None
-        posterior = Posterior(log, gamma, initial, not given)
+        if method == "finite" and log.spreads is not None and any(log.spreads[name].any() for name in ("r", "u")):
+            raise ValueError('method="finite" needs every reward and cost; a row of counts may hold a mean of many')
+        posterior = Posterior.of(log, gamma, rho0, initial_states, worst_costs)
         return cls(posterior, delta, method, chosen_here, posterior.thresholds)
 
     @property
@@ -300,9 +333,9 @@ class Certifier:
     @property
     def z(self) -> float:
         """Standard errors between an estimate and its bound, for each constraint."""
-        return NormalDist().inv_cdf(1 - self.level / max(1, self.posterior.log.n_utilities))
+        return _quantile(self.level / max(1, self.posterior.log.n_utilities))
 
-    @property
+    @cached_property
     def tolerance(self) -> Array:
         """How far a bound may be on the wrong side of its threshold: rounding of sums and of plans."""
         posterior = self.posterior
@@ -311,14 +344,18 @@ class Certifier:
 
     def passes(self, policy: Array, value: Value) -> bool:
         """Whether the bounds of all constraints keep their limits."""
-        return bool((self.lower(policy, value)[1:] >= self.thresholds - self.tolerance).all())
+        return bool((self.lower(policy, value) >= self.thresholds - self.tolerance).all())
 
     def lower(self, policy: Array, value: Value) -> Array:
-        """Return lower bounds of the totals of reward and gains, (1 + I,)."""
+        """Return lower bounds of the totals of the constraints, (I,)."""
+        return self.bounds(policy, value).lower[1:]
+
+    def bounds(self, policy: Array, value: Value) -> Range:
+        """Return estimates and bounds of a policy with these values."""
         if self.method == "finite":
-            return finite.lower_bounds(self.posterior, policy, self.level)[1]
-        z = np.append(NormalDist().inv_cdf(1 - self.level), np.full(len(value.J) - 1, self.z))
-        return value.J - z * value.error
+            return Range(*finite.bounds(self.posterior, policy, self.level))
+        wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
+        return Range(value.J, value.J - wide, value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -326,29 +363,28 @@ class Certifier:
         log, units, gamma = posterior.log, posterior.log.units, posterior.gamma
         table = check.policy_array("policy", policy, log.n_states, log.n_actions)
         value = posterior.value(table)
-        estimates = value.J if self.method == "normal" else finite.lower_bounds(posterior, table, self.level)[0]
-        lower, effective = self.lower(table, value), posterior.effective(value, table)
-        episodes = self._episodes(table)
+        found, effective, episodes = self.bounds(table, value), posterior.effective(value, table), self._episodes(table)
         share = (1 - gamma) if units.normalised else 1.0
-        sign, kept = -1 if units.limits is not None else 1, lower[1:] >= self.thresholds - self.tolerance
+        sign, kept = -1 if units.limits is not None else 1, found.lower[1:] >= self.thresholds - self.tolerance
         constraints = tuple(
             Bound(
                 name=name,
-                estimate=float(sign * share * estimates[1 + i]) + 0.0,
+                estimate=float(sign * share * found.estimate[1 + i]) + 0.0,
                 error=float(share * value.error[1 + i]),
-                bound=float(sign * share * lower[1 + i]) + 0.0,
+                bound=float(sign * share * found.lower[1 + i]) + 0.0,
                 limit=0.0 if units.limits is None else units.limits[i],
                 is_cost=units.limits is not None,
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
-                per_episode=episodes.constraints[i].per_episode,
-                per_episode_error=episodes.constraints[i].per_episode_error,
+                worst=float(sign * posterior.worst[1 + i]),
+                per_episode=None if episodes is None else float(episodes[0][1 + i]),
+                per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
             )
             for i, name in enumerate(constraint_names(units, log.n_utilities))
         )
         return Certificate(
-            reward=self._reward("reward", table, value, episodes),
+            reward=self._reward("reward", found, value, effective, episodes),
             constraints=constraints,
             behaviour=self._logged,
             delta=self.delta,
@@ -359,25 +395,37 @@ class Certifier:
             chosen_here=self.chosen_here,
         )
 
-    @property
+    @cached_property
     def _logged(self) -> Bound:
-        policy = self.posterior.behaviour()
-        return self._reward("reward of the log", policy, self.posterior.value(policy), self._episodes(policy))
+        policy, posterior = self.posterior.behaviour(), self.posterior
+        value = posterior.value(policy)
+        effective = posterior.effective(value, policy)
+        return self._reward("reward of the log", self.bounds(policy, value), value, effective, self._episodes(policy))
 
-    def _reward(self, name: str, policy: Array, value: Value, episodes: Judgement) -> Bound:
-        finite_sample = self.method == "finite"
-        estimate = finite.lower_bounds(self.posterior, policy, self.level)[0][0] if finite_sample else value.J[0]
+    def _reward(
+        self, name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None
+    ) -> Bound:
         return Bound(
             name=name,
-            estimate=float(estimate),
+            estimate=float(found.estimate[0]),
             error=float(value.error[0]),
-            bound=float(self.lower(policy, value)[0]),
-            effective=self.posterior.effective(value, policy),
-            per_episode=episodes.reward.per_episode,
-            per_episode_error=episodes.reward.per_episode_error,
+            bound=float(found.lower[0]),
+            effective=effective,
+            worst=float(self.posterior.worst[0]),
+            per_episode=None if episodes is None else float(episodes[0][0]),
+            per_episode_error=None if episodes is None else float(episodes[1][0]),
         )
 
-    def _episodes(self, policy: Array) -> Judgement:
-        posterior = self.posterior
-        model = plug_in(posterior.log, posterior.gamma, posterior.rho0)
-        return Judge(posterior.log, model, posterior.estimated_start).of(policy)
+    def _episodes(self, policy: Array) -> tuple[Array, Array] | None:
+        """Totals of an episode and their standard errors; None unless every episode ends."""
+        posterior, log = self.posterior, self.posterior.log
+        if not log.n_ended:
+            return None
+        counts = log.initial_counts
+        estimated = counts is not None and posterior.n_starts == int(counts.sum())
+        return Judge(log, plug_in(log, posterior.gamma, posterior.rho0), estimated).per_episode(policy)
+
+
+def _quantile(level: float) -> float:
+    """Standard errors that are exceeded with probability `level`, at least none: an estimate is never improved."""
+    return max(0.0, -NormalDist().inv_cdf(max(level, np.finfo(float).tiny)))

@@ -12,7 +12,7 @@ from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.posterior import Posterior
-from dpdl.files.headers import expect_names
+from dpdl.files.headers import expect_names, expect_rows
 
 #: A state that was seen less often than this is hardly shown.
 FEW = 20
@@ -107,10 +107,10 @@ class Coverage:
         psi = content["psi"]
         psi = np.inf if psi == "inf" else None if psi is None else check.real("psi", psi, at_least=0)
         thin = tuple(
-            (check.text("thin", one[0]), check.real("thin", one[1]), check.whole("thin", one[2]))
-            for one in content["thin"]
+            (check.text("thin", one[0]), check.real("thin", one[1], at_least=0), check.whole("thin", one[2]))
+            for one in expect_rows("thin", content["thin"], 3)
         )
-        least, median, most = (check.whole("counts", one) for one in content["counts"])
+        least, median, most = (check.whole("counts", one) for one in expect_rows("counts", [content["counts"]], 3)[0])
         return cls(**numbers, psi=psi, counts=(least, median, most), thin=thin)
 
 
@@ -153,9 +153,7 @@ def coverage(
         raise TypeError("a policy needs gamma=")
     gamma = check.real("gamma", gamma, above=0, below=1)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
-    given = rho0 is not None or initial_states is not None
-    posterior = Posterior(log, gamma, log.initial(rho0, initial_states), not given)
-    return of_policy(posterior, table)
+    return of_policy(Posterior.of(log, gamma, rho0, initial_states), table)
 
 
 def _of_log(log: Dataset, **more: Any) -> Coverage:

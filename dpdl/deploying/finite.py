@@ -1,4 +1,4 @@
-"""Lower bounds of a policy's values that hold for any number of transitions.
+"""Bounds of a policy's values that hold for any number of transitions.
 
 For a fixed policy with true values V, y = r + gamma V(s') has the mean V(s,a) at each pair, and the plug-in values
 V-hat differ from V by at most e with
@@ -14,7 +14,8 @@ square of e. Starting from e = R, each round makes e smaller, and every e on the
 is R. On trajectories the number of visits is random, and 2 n^2 inside the logarithm makes the bound hold for every n at
 once.
 
-Rows of a pair must be independent given the pair, and rewards and costs must lie in the range that the log shows.
+Rows of a pair must be independent given the pair, and rewards and costs must lie in the range that the log shows. Where
+the policy uses pairs that the log does not show, these are worst-case, and the upper bounds speak of that model.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dpdl.models.solving import Kernel
 _ROUNDS = 50
 
 
-def lower_bounds(posterior: Posterior, policy: Array, delta: float) -> tuple[Array, Array]:
-    """Return plug-in values of reward and gains, and lower bounds that hold together with probability 1 - delta."""
+def bounds(posterior: Posterior, policy: Array, delta: float) -> tuple[Array, Array, Array]:
+    """Return plug-in values of reward and gains, and bounds from both sides, all right with probability 1 - delta."""
     log, gamma, n = posterior.log, posterior.gamma, posterior.visits_of
     chosen = policy.ravel()[log.pairs]
     choose = sp.csr_array((chosen, (posterior.state, np.arange(len(chosen)))), shape=(log.n_states, len(chosen)))
@@ -39,9 +40,10 @@ def lower_bounds(posterior: Posterior, policy: Array, delta: float) -> tuple[Arr
     unknown[unknown <= 1e-9] = 0.0
     right = (choose @ posterior.gains.T + np.outer(unknown, posterior.worst / (1 - gamma))).T
     V = np.array([kernel.solve(one) for one in right])
-    events = 4 * (len(n) + 1) * len(V) / delta
-    L = np.log(events * (1 if log.kind == "independent" else 2 * n**2))
-    bounds = np.empty(len(V))
+    events = np.log(4.0 * (len(n) + 1) * len(V)) - np.log(delta)
+    # Counts do not tell whether the rows were independent.
+    L = events + (0.0 if log.kind == "independent" and log.repeats is None else np.log(2 * n**2))
+    lower, upper = np.empty(len(V)), np.empty(len(V))
     for k, values in enumerate(V):
         R = (max(float(posterior.best[k]), 0.0) - min(float(posterior.worst[k]), 0.0)) / (1 - gamma)
         y = posterior.mean[k] + gamma * np.append(values, 0.0)[posterior.after]
@@ -56,16 +58,16 @@ def lower_bounds(posterior: Posterior, policy: Array, delta: float) -> tuple[Arr
             previous, e = e, np.minimum(e, kernel.solve(choose @ beta))
             if float((previous - e).max()) <= 1e-6 * R:
                 break
-        bounds[k] = posterior.rho0 @ (values - e) - _start(posterior, values, e, R, float(np.log(events)))
-    return V @ posterior.rho0, np.maximum(bounds, posterior.worst / (1 - gamma))
+        start = _start(posterior, values, e, R, float(events))
+        lower[k], upper[k] = posterior.rho0 @ (values - e) - start, posterior.rho0 @ (values + e) + start
+    return V @ posterior.rho0, np.maximum(lower, posterior.worst / (1 - gamma)), upper
 
 
 def _start(posterior: Posterior, values: Array, e: Array, R: float, L: float) -> float:
     """What the estimate of the initial distribution may add to the value, if it is one."""
-    counts = posterior.log.initial_counts
-    if not posterior.estimated_start or counts is None:
+    n, rho0 = posterior.n_starts, posterior.rho0
+    if n is None:
         return 0.0
-    n, rho0 = int(counts.sum()), posterior.rho0
     if n < 2:
         return R
     spread = np.sqrt(rho0 @ (values - rho0 @ values) ** 2) + np.sqrt(rho0 @ e**2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,8 @@ from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.candidates import Plans, Search
+from dpdl.deploying.candidates import Plans, search_of
 from dpdl.deploying.certificate import Certifier
-from dpdl.deploying.posterior import Value
 from dpdl.models.judgement import constraint_names
 from dpdl.models.status_line import StatusLine
 
@@ -34,7 +33,8 @@ class Point(NamedTuple):
     certified : float or None
         Estimated reward of the best policy that is certified at that limit; None if there is none.
     price : float or None
-        How much more reward one more unit of the limit brings, by the multiplier of the constraint.
+        How much more reward one unit of limit brings, if the limit is made looser by it: the multiplier of the
+        constraint.
     """
 
     limit: float
@@ -52,6 +52,7 @@ class Frontier:
     name : str
         The constraint.
     points : tuple of Point
+        From the strictest limit to the loosest.
     delta : float
     """
 
@@ -126,8 +127,7 @@ def frontier(
     def with_limit(total: float) -> Array:
         return np.where(np.arange(len(names)) == i, total, certifier.thresholds)
 
-    first = posterior.value(posterior.behaviour())
-    start = posterior.value(Plans(posterior, first, 0.0).best(certifier.thresholds)[1])
+    start = search_of(certifier).first()
     if limits is None:
         plans = Plans(posterior, start, 0.0)
         far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
@@ -136,25 +136,22 @@ def frontier(
     else:
         totals = sign * np.atleast_1d(check.numbers_array("limits", limits)) / share
     points: list[Point] = []
+    best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
-        for total in sorted(totals, reverse=sign > 0):
+        for total in sorted(totals, reverse=True):
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
-            limit = float(sign * share * total)
-            points.append(_point(certifier, start, with_limit(total), limit, i, share))
-    return Frontier(names[i], tuple(points if sign > 0 else points[::-1]), certifier.delta)
-
-
-def _point(certifier: Certifier, start: Value, thresholds: Array, limit: float, i: int, share: float) -> Point:
-    posterior, plans = certifier.posterior, Plans(certifier.posterior, start, 0.0)
-    kept, policy = plans.best(thresholds)
-    if not kept:
-        return Point(limit, None, None, None)
-    at_limit = replace(certifier, thresholds=thresholds)
-    search = Search(posterior, thresholds, certifier.z, at_limit.passes)
-    passed = [one.value.J[0] for one in search.run(start, PESSIMISM, None) if one.passed]
-    certified = float(max(passed)) if passed else None
-    return Point(limit, float(posterior.value(policy).J[0]), certified, float(plans.prices[i] / share))
+            limit, thresholds = float(sign * share * total) + 0.0, with_limit(total)
+            search = search_of(certifier, thresholds)
+            plans, start, kept = search.without_margin(start)
+            if not kept:
+                points.append(Point(limit, None, None, None))
+                continue
+            passed = (float(one.value.J[0]) for one in search.run(start, PESSIMISM, None) if one.passed)
+            best, safest = max(best, float(start.J[0])), max(safest, max(passed, default=-np.inf))
+            price = float(plans.prices[i] / share)
+            points.append(Point(limit, best, safest if np.isfinite(safest) else None, price))
+    return Frontier(names[i], tuple(points), certifier.delta)
 
 
 def _number(constraint: str | int, names: tuple[str, ...]) -> int:

@@ -29,8 +29,9 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
@@ -38,8 +39,6 @@ from dpdl.models.solving import Kernel
 
 #: alpha lies between these. Before any row is read it is one, as if this many pairs had been seen twice.
 LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
-#: Before any row is read, this part of next states from anywhere is not in the log; it counts as one row.
-PRIOR_UNKNOWN = 0.1
 
 
 class Value(NamedTuple):
@@ -80,14 +79,17 @@ class Posterior:
         Discount.
     rho0 : array, shape (S,)
         Distribution of the initial state.
-    estimated_start : bool
-        Whether that is the distribution of the first states of the log's episodes, which adds to standard errors.
+    n_starts : int or None
+        How many logged first states that is estimated from, which adds to standard errors; None if it is known.
+    worst_costs : array, shape (I,), or None
+        What a step costs at most; None: as the largest cost of the log.
     """
 
     log: Dataset
     gamma: float
     rho0: Array
-    estimated_start: bool
+    n_starts: int | None
+    worst_costs: Array | None = None
     # Of the G distinct transitions of the log: place of the pair in log.pairs, next state (S is the end), count, mean
     # reward and gains, and their sums of squares around these, (1 + I, G).
     pair: NDArray[np.intp] = field(init=False, repr=False)
@@ -121,6 +123,33 @@ class Posterior:
         }
         self.__dict__.update(found)
 
+    @classmethod
+    def of(
+        cls,
+        log: Dataset,
+        gamma: float,
+        rho0: ArrayLike | None,
+        initial_states: ArrayLike | None,
+        worst_costs: ArrayLike | None = None,
+    ) -> Posterior:
+        """Check where episodes start, as given or as those of the log, and what a step may cost."""
+        initial, n_starts = log.initial(rho0, initial_states), None
+        if initial_states is not None:
+            n_starts = len(np.asarray(initial_states))
+        elif rho0 is None and log.initial_counts is not None:
+            n_starts = int(log.initial_counts.sum())
+        if worst_costs is None:
+            return cls(log, gamma, initial, n_starts)
+        if log.units.limits is None:
+            raise TypeError("worst_costs is for logs of costs; see utility_scale for utilities")
+        most = np.atleast_1d(check.numbers_array("worst_costs", worst_costs))
+        check.check_shape("worst_costs", most, (log.n_utilities,))
+        found = cls(log, gamma, initial, n_starts, most)
+        for i, (given, seen) in enumerate(zip(most, -found.extremes[0, 1:], strict=True)):
+            if given < seen - 1e-12 * abs(seen):
+                raise ValueError(f"worst_costs[{i}] = {given:g} is less than a cost of the log, {seen:g}")
+        return found
+
     # ---- The model ----
 
     @cached_property
@@ -133,19 +162,30 @@ class Posterior:
     def worst(self) -> Array:
         """Reward and gains of a step at a pair that the log does not show, (1 + I,)."""
         units, rule = self.log.units, self.log.units.cost_limits()
+        if self.worst_costs is not None:
+            return np.append(-units.reward_scale, -self.worst_costs)
         gains = -np.array(units.utility_scale) - (0.0 if rule is None else np.maximum(rule.rate, 0.0))
         return np.append(-units.reward_scale, gains)
 
-    @cached_property
+    @property
     def best(self) -> Array:
-        """The largest reward and gains of a row, (1 + I,)."""
-        units, rule, found = self.log.units, self.log.units.cost_limits(), np.full(len(self.worst), -np.inf)
+        """The largest reward and gains of a step, (1 + I,): as the scales say, of costs the least one of the log."""
+        units = self.log.units
+        gains = np.array(units.utility_scale) if units.limits is None else self.extremes[1, 1:]
+        return np.append(units.reward_scale, gains)
+
+    @cached_property
+    def extremes(self) -> Array:
+        """The least and the largest reward and gains of a row, (2, 1 + I)."""
+        units, rule = self.log.units, self.log.units.cost_limits()
+        least, most = np.full((2, 1 + self.log.n_utilities), [[np.inf], [-np.inf]])
         for part, _ in self.log.parts():
             u = part["u"] * np.array(units.utility_scale)
             if rule is not None:
                 u = u - np.where((part["s_next"] < 0)[:, None], rule.total, rule.rate)
-            found = np.maximum(found, np.append(part["r"].max() * units.reward_scale, u.max(axis=0)))
-        return found
+            gains = np.column_stack([part["r"] * units.reward_scale, u])
+            least, most = np.minimum(least, gains.min(axis=0)), np.maximum(most, gains.max(axis=0))
+        return np.array([least, most])
 
     @cached_property
     def alpha(self) -> float:
@@ -179,7 +219,7 @@ class Posterior:
             entered = np.bincount(self.after[moved], self.count[moved], log.n_states)
             starts = np.zeros(log.n_states) if log.initial_counts is None else log.initial_counts
             left &= (entered > 1) | (starts > 0)
-        return (float((~left[self.after[leaps]]).sum()) + PRIOR_UNKNOWN) / (float(leaps.sum()) + 1)
+        return float((~left[self.after[leaps]]).sum()) / (float(leaps.sum()) + 1)
 
     @cached_property
     def base(self) -> Array:
@@ -244,11 +284,9 @@ class Posterior:
         variances = self.variances(V)
         parts = (visits[self.state] * chosen) ** 2 * variances
         error = parts.sum(axis=1)
-        counts = self.log.initial_counts
-        if self.estimated_start and counts is not None:
-            n = int(counts.sum())
+        if self.n_starts is not None:
             spread = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
-            error = error + (spread / (n - 1) if n > 1 else np.ptp(V, axis=1) ** 2 / 4)
+            error = error + (spread / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4)
         lost = float(visits @ unknown) * (1 - gamma)
         return Value(V @ self.rho0, np.sqrt(error), V, visits, parts, lost)
 

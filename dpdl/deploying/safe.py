@@ -7,7 +7,7 @@ that hold, the policy with the largest lower bound of its reward is the answer.
 Choosing on the log that certifies flatters the choice. Three things pay for that: the posterior mean, which draws
 rarely seen pairs back; pessimism; and two thirds of delta, which the certificate keeps back. That this is enough was
 found by experiment (`python bench/safety.py`). With method="finite" nothing is left to experiment: policies are chosen
-on the first half of the log and tested on the second, the most careful first, until one fails.
+on the first half of the log and tested on the second, those that earn least first, until one fails.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
+from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.deploying import coverage
-from dpdl.deploying.answer import Answer, AnswerStatus, Candidate, Needed
-from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried
+from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Needed
+from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, search_of
 from dpdl.deploying.certificate import Certificate, Certifier
+from dpdl.deploying.posterior import Posterior, Value
 from dpdl.models.judgement import MOST_PAIRS
 from dpdl.models.status_line import StatusLine
 from dpdl.running.learn import learn
 
-SOLVERS = ("plan", "dpdl")
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
 #: Pessimism of candidates that are planned near the data.
 NEAR = 0.3
+#: Policies that are tested on other data aim at bounds with this room, see `Search`.
+HELD_OUT_ROOM = 0.1
+#: No estimate is given beyond this number of transitions; shares of time below this are rounding.
+MOST_NEEDED, SOME_TIME = 1e15, 1e-9
 
 
 def safe_policy(
@@ -50,6 +55,7 @@ def safe_policy(
     solver: str = "plan",
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
+    worst_costs: ArrayLike | None = None,
     rng: Any = None,
     progress: bool | None = None,
     executor: Executor | None = None,
@@ -71,6 +77,8 @@ def safe_policy(
         What finds candidates: the planner and linear programs, or `learn`.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    worst_costs : array_like, shape (I,), optional
+        What a step costs at most; by default about the largest cost of the log, which a short log may not show yet.
     rng : None, int or numpy.random.Generator, optional
         For solver="dpdl"; the planner draws nothing.
     progress : bool, optional
@@ -99,7 +107,11 @@ def safe_policy(
     solver = check.choice("solver", solver, SOLVERS)
     seconds = check.seconds("time_limit", time_limit)
     shown = None if progress is None else check.flag("progress", progress)
-    certifier = Certifier.of(log, gamma, delta, method, rho0, initial_states, chosen_here=method == "normal")
+    if executor is not None:
+        check.instance("executor", executor, Executor)
+    certifier = Certifier.of(
+        log, gamma, delta, method, rho0, initial_states, worst_costs, chosen_here=method == "normal"
+    )
     if log.n_states * log.n_actions > MOST_PAIRS:
         raise ValueError(
             f"log has {log.n_states * log.n_actions:,} pairs of state and action, more than {MOST_PAIRS:,}"
@@ -125,7 +137,20 @@ class _Searches:
     def __post_init__(self) -> None:
         self.tried: list[Tried] = []
         self.notes: list[str] = []
-        self.search = _search_of(self.certifier)
+        self.search = search_of(self.certifier)
+
+    @cached_property
+    def start(self) -> Value:
+        """Values that pessimism is computed from."""
+        return self.search.first()
+
+    @cached_property
+    def careful(self) -> Tried:
+        """The policy with the largest least margin."""
+        policy = Plans(self.certifier.posterior, self.start, 0.0).most_careful(self.certifier.thresholds)
+        value = self.certifier.posterior.value(policy)
+        none = (np.nan,) * len(self.certifier.thresholds)
+        return Tried(policy, value, self.certifier.passes(policy, value), none, None, 0.0)
 
     # ---- Searching ----
 
@@ -148,7 +173,7 @@ class _Searches:
             self.notes.append("interrupted before every candidate was tried")
 
     def _candidates(self) -> Iterator[Tried]:
-        start = self.search.first()
+        start = self.start
         if self.solver == "dpdl":
             yield from self._learned(start)
             return
@@ -160,11 +185,16 @@ class _Searches:
             for kind in kinds:
                 yield from self.search.run(start, *kind)
             return
-        jobs = [self.executor.submit(_found, self.certifier, start, *kind) for kind in kinds]
-        for job in jobs:
-            yield from job.result()
+        left = self.deadline - time.monotonic()
+        jobs = [self.executor.submit(_found, self.search, start, left, *kind) for kind in kinds]
+        try:
+            for job in jobs:
+                yield from job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
 
-    def _learned(self, start: Any) -> Iterator[Tried]:
+    def _learned(self, start: Value) -> Iterator[Tried]:
         """Policies by `learn` at growing margins until one passes, and by bisection from there."""
         posterior = self.certifier.posterior
         scale = np.array(posterior.log.units.utility_scale)
@@ -174,7 +204,8 @@ class _Searches:
             result = learn(
                 posterior.log, gamma=posterior.gamma, kappa=t * need, rho0=posterior.rho0, rng=self.rng, progress=False
             )
-            policy = result.policy.probabilities
+            # Learned policies are uniform in states where they do not go.
+            policy = policies.from_occupancy(posterior.allowed() * result.policy.probabilities, posterior.behaviour())
             value = posterior.value(policy)
             passed = self.certifier.passes(policy, value)
             yield Tried(policy, value, passed, tuple((t * need * scale).tolist()), result.settings.psi, 0.0)
@@ -184,12 +215,13 @@ class _Searches:
     # ---- Answers ----
 
     def answer(self) -> Answer:
-        """Answer by what was tried."""
+        """Answer by what was tried, and by the most careful policy if nothing else passed."""
+        if not any(one.passed for one in self.tried):
+            self.tried.append(self.careful)
         passed = [one for one in self.tried if one.passed]
-        if passed:
-            best = max(passed, key=lambda one: self.certifier.lower(one.policy, one.value)[0])
-            return self.certified(best.policy)
-        return self.refused()
+        if not passed:
+            return self.refused(self.careful)
+        return self.certified(max(passed, key=lambda one: self.certifier.bounds(one.policy, one.value).lower[0]).policy)
 
     def certified(self, policy: Array) -> Answer:
         """Return the policy with its certificate."""
@@ -200,68 +232,68 @@ class _Searches:
         def seen() -> Any:
             return evidence(log, gamma, value.V[0] / log.units.reward_scale, np.zeros(log.n_utilities))
 
-        bound = certificate.reward.bound
+        kept = "this policy keeps every limit" if certificate.constraints else "there is no limit to keep"
         message = (
-            f"a policy whose limits are all kept with {1 - self.certifier.delta:.4g} confidence; "
-            f"it earns {certificate.reward.estimate:.4g}, at least {bound:.4g}"
+            f"{kept} ({certificate.confidence}); its discounted reward is estimated at "
+            f"{certificate.reward.estimate:.4g}, at least {certificate.reward.bound:.4g}"
         )
         if certificate.behaviour is not None:
-            message += f" (the policy that made the log: {certificate.behaviour.estimate:.4g})"
-        kept = Policy(policy, log.labels, log.units, seen)
-        return self._make(AnswerStatus.CERTIFIED, message, kept, certificate, policy, None)
+            message += f"; the policy that made the log earns {certificate.behaviour.estimate:.4g}"
+        found = Policy(policy, log.labels, log.units, seen)
+        return self._make(AnswerStatus.CERTIFIED, message, found, certificate, policy, None)
 
-    def refused(self) -> Answer:
+    def refused(self, careful: Tried) -> Answer:
         """Say that limits cannot be kept, or that the log does not show it."""
         certifier, posterior = self.certifier, self.certifier.posterior
-        plans = Plans(posterior, self.search.first(), 0.0)
-        careful = plans.most_careful(certifier.thresholds)
-        value = posterior.value(careful)
-        scale = plans.scale[1:]
-        worst = int(np.argmin((value.J[1:] - certifier.thresholds) / scale))
-        sure = NormalDist().inv_cdf(1 - certifier.delta) * float(value.error[1 + worst])
-        if value.J[1 + worst] + sure < certifier.thresholds[worst]:
-            certificate = certifier.certificate(careful)
-            one = certificate.constraints[worst]
-            sure *= 1 - posterior.gamma if one.is_average else 1.0
-            best = one.estimate - sure if one.is_cost else one.estimate + sure
-            message = (
-                f"no policy that the log supports keeps {one.name}: the most careful one is estimated at "
-                f"{one.estimate:.4g}, at best {best:.4g}, and the limit is {one.limit:.4g}"
-            )
-            return self._make(AnswerStatus.INFEASIBLE, message, None, certificate, careful, None)
-        options = [(careful, value), *((one.policy, one.value) for one in self.tried)]
-
-        def slack(each: tuple[Array, Any]) -> float:
-            room = each[1].J[1:] - certifier.thresholds
-            return float((room / np.maximum(each[1].error[1:], 1e-12 * scale)).min(initial=np.inf))
-
-        policy, value = max(options, key=slack)
-        return self._not_shown(policy, value, slack((policy, value)))
-
-    def _not_shown(self, policy: Array, value: Any, t: float) -> Answer:
-        certifier, posterior = self.certifier, self.certifier.posterior
-        log, certificate = posterior.log, certifier.certificate(policy)
-        n = None
-        if t > 0:
-            n = int(np.ceil(len(log) * max(1.0, (certifier.z / t) ** 2)))
-        one = min(certificate.constraints, key=lambda each: (each.kept is True, each.name))
+        # Chosen for its small costs, it looks better than it is: here no part of delta has to be kept back.
+        upper = replace(certifier, chosen_here=False).bounds(careful.policy, careful.value).upper[1:]
+        # At pairs that the log does not show, things may be as good as anything in the log instead of the worst case.
+        rate = 1 - posterior.gamma
+        upper = upper + careful.value.unseen * (np.maximum(posterior.best, 0) - posterior.worst)[1:] / rate**2
+        lacking = (certifier.thresholds - certifier.tolerance - upper) / -posterior.worst[1:]
+        worst = int(np.argmax(lacking))
+        if lacking[worst] <= 0:
+            return self._not_shown()
+        certificate = certifier.certificate(careful.policy)
+        one = certificate.constraints[worst]
+        best = float(upper[worst]) * (-1 if one.is_cost else 1) * (rate if one.is_average else 1.0)
+        others = "its limit" if len(certificate.constraints) == 1 else "its limit together with the others"
         message = (
-            f"the log does not show that {one.name} keeps its limit of {one.limit:.4g}: the policy that comes closest "
-            f"is estimated at {one.estimate:.4g}, bound {one.bound:.4g}"
+            f"no policy that the log supports keeps {one.name} within {others}: under the most careful one it is "
+            f"estimated at {one.estimate:.4g}, at best {best:.4g} ({certificate.confidence}), and the limit is "
+            f"{one.limit:.4g}"
         )
-        if n is not None and certifier.method == "normal":
+        return self._make(AnswerStatus.INFEASIBLE, message, None, certificate, careful.policy, None)
+
+    def _not_shown(self) -> Answer:
+        certifier, posterior = self.certifier, self.certifier.posterior
+        log, least = posterior.log, 1e-12 * -posterior.worst[1:]
+
+        def errors(one: Tried) -> float:
+            """Standard errors between the estimates and their thresholds."""
+            return float(((one.value.J[1:] - certifier.thresholds) / np.maximum(one.value.error[1:], least)).min())
+
+        closest = max(self.tried, key=errors)
+        certificate, room = certifier.certificate(closest.policy), errors(closest)
+        place = min(range(len(certificate.constraints)), key=lambda i: certificate.constraints[i].kept is True)
+        one = certificate.constraints[place]
+        message = (
+            f"the log does not show that any policy keeps {one.name} within its limit of {one.limit:.4g}: the policy "
+            f"that comes closest is estimated at {one.estimate:.4g}, and {certificate.words(one)} "
+            f"({certificate.confidence})"
+        )
+        times = (certifier.z / room) ** 2 if room > 0 else np.inf
+        n = int(np.ceil(len(log) * max(1.0, times))) if times * len(log) < MOST_NEEDED else None
+        if certifier.method == "finite":
+            n = None
+        elif n is not None:
             message += f"; about {n:,} transitions of the same kind would do, {n / len(log):.1f} times as many"
-        names = None if log.labels is None else log.labels
-        parts = value.parts[1 + certificate.constraints.index(one)]
-        order = np.argsort(-parts, kind="stable")[:MOST_PAIRS_LISTED]
-        total = max(float(parts.sum()), np.finfo(float).tiny)
-        where = []
-        for k in order[parts[order] > 0]:
-            s, a = divmod(int(log.pairs[k]), log.n_actions)
-            state, action = (s, a) if names is None else (names.states[s], names.actions[a])
-            where.append((str(state), str(action), int(log.pair_counts[k]), float(parts[k]) / total))
-        needed = Needed(n_transitions=n if certifier.method == "normal" else None, where=tuple(where))
-        return self._make(AnswerStatus.NOT_ENOUGH_DATA, message, None, certificate, policy, needed)
+        elif certificate.unseen > SOME_TIME:
+            message += f"; it spends {certificate.unseen:.2%} of its time where the log shows nothing"
+        else:
+            message += "; its estimate leaves no room, so it cannot be told how much data would do"
+        needed = Needed(n_transitions=n, where=_where(posterior, closest.value.parts[1 + place]))
+        return self._make(AnswerStatus.NOT_ENOUGH_DATA, message, None, certificate, closest.policy, needed)
 
     def _make(
         self,
@@ -294,38 +326,80 @@ class _Searches:
     # ---- Held-out data ----
 
     def held_out(self) -> Answer:
-        """Choose on the first half of the log and test on the second, the most careful policy first."""
-        whole, log = self.certifier.posterior, self.certifier.posterior.log
-        middle = len(log) // 2
-        if middle == 0:
-            return self.refused()
-        first, second = (
-            replace(self.certifier, posterior=replace(whole, log=part), method=method)
-            for part, method in ((log[:middle], "normal"), (log[middle:], "finite"))
-        )
-        chooser = _Searches(first, self.solver, self.rng, self.deadline, self.executor, self.shown)
+        """Choose on the first half of the log and test on the second, the least reward first, until one fails."""
+        halves = _halves(self.certifier.posterior)
+        if halves is None:
+            self.notes.append("the log is too short to be divided into a half to choose from and a half to test on")
+            if not len(self.certifier.thresholds):
+                return self.certified(self.certifier.posterior.behaviour())
+            self.tried.append(self.careful)
+            return self.refused(self.careful)
+        chooser = replace(self, certifier=replace(self.certifier, posterior=halves[0]))
+        chooser.search = replace(chooser.search, room=HELD_OUT_ROOM)
         chooser.run()
-        self.notes = chooser.notes
+        self.certifier = replace(self.certifier, posterior=halves[1])
+        about = "policies were chosen on the first half of the log; the figures are those of the second half"
+        self.notes = [about, *chooser.notes]
         ladder = sorted((one for one in chooser.tried if one.passed), key=lambda one: one.value.J[0])
         best = None
-        for one in ladder:
-            value = second.posterior.value(one.policy)
-            passed = second.passes(one.policy, value)
-            self.tried.append(one._replace(passed=passed, value=value))
-            if not passed:
+        for one in ladder or [chooser.careful]:
+            tested = self._tested(one)
+            self.tried.append(tested)
+            if not tested.passed:
                 break
             best = one.policy
-        self.certifier = second
-        return self.refused() if best is None else self.certified(best)
+        return self.refused(self._tested(chooser.careful)) if best is None else self.certified(best)
+
+    def _tested(self, one: Tried) -> Tried:
+        """A policy from elsewhere, tested by this certifier."""
+        value = self.certifier.posterior.value(one.policy)
+        return one._replace(value=value, passed=self.certifier.passes(one.policy, value))
 
 
-def _search_of(certifier: Certifier) -> Search:
-    return Search(certifier.posterior, certifier.thresholds, certifier.z, certifier.passes)
+def _halves(whole: Posterior) -> tuple[Posterior, Posterior] | None:
+    """Posteriors of the first half and of the second, which have nothing in common; None if there is not enough."""
+    log, middle = whole.log, len(whole.log) // 2
+    if middle == 0:
+        return None
+    parts = log[:middle], log[middle:]
+    known = log.initial_counts
+    if known is None or whole.n_starts != int(known.sum()):  # first states are given, not those of the log
+        return replace(whole, log=parts[0]), replace(whole, log=parts[1])
+    if log.repeats is not None:  # parts of a log of counts share its first states
+        left = np.random.default_rng(0).multivariate_hypergeometric(known, int(known.sum()) // 2)
+        counts = [left, known - left]
+    else:
+        counts = [np.zeros(0, dtype=np.int64) if part.initial_counts is None else part.initial_counts for part in parts]
+    if not all(one.sum() for one in counts):
+        return None
+    first, second = (
+        replace(whole, log=part, rho0=one / one.sum(), n_starts=int(one.sum()))
+        for part, one in zip(parts, counts, strict=True)
+    )
+    return first, second
 
 
-def _found(certifier: Certifier, start: Any, pessimism: float, psi: float | None) -> list[Tried]:
-    """Run one search, in a worker."""
-    return list(_search_of(certifier).run(start, pessimism, psi))
+def _where(posterior: Posterior, parts: Array) -> tuple[tuple[str, str, int, float], ...]:
+    """The pairs with the largest parts of a squared error: state, action, visits, share."""
+    log, total = posterior.log, max(float(parts.sum()), np.finfo(float).tiny)
+    order = np.argsort(-parts, kind="stable")[:MOST_PAIRS_LISTED]
+    found = []
+    for k in order[parts[order] > 0]:
+        s, a = divmod(int(log.pairs[k]), log.n_actions)
+        state, action = (s, a) if log.labels is None else (log.labels.states[s], log.labels.actions[a])
+        found.append((str(state), str(action), int(log.pair_counts[k]), float(parts[k]) / total))
+    return tuple(found)
+
+
+def _found(search: Search, start: Value, seconds: float, pessimism: float, psi: float | None) -> list[Tried]:
+    """Run one search, in a worker, until its time is over."""
+    found: list[Tried] = []
+    deadline = time.monotonic() + seconds
+    for one in search.run(start, pessimism, psi):
+        found.append(one)
+        if time.monotonic() >= deadline:
+            break
+    return found
 
 
 def _candidate(one: Tried) -> Candidate:

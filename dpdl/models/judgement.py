@@ -309,7 +309,7 @@ class Judge:
         values, V, occupancy, bound = self.standing(policy, dual)
         errors = self._errors(occupancy, V, model.gamma)
         names = constraint_names(units, model.n_utilities)
-        episodes = self._per_episode(policy)
+        episodes = self.per_episode(policy)
         value, error = (
             _rounded(units.reward(one), units.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
         )
@@ -379,7 +379,7 @@ class Judge:
                 break
         return least + 1e-12 * (1 + abs(least))  # the sums are rounded
 
-    def _per_episode(self, policy: Array) -> tuple[Array, Array] | None:
+    def per_episode(self, policy: Array) -> tuple[Array, Array] | None:
         """Expected totals of an episode and their standard errors, in the caller's units; None if some never end."""
         model, units = self.model, self.dataset.units
         if model.ends is None:

@@ -127,7 +127,7 @@ def region(cmdp: Model, psi: float | None = None, mu: Array | None = None) -> Ar
     return np.append(np.where(caps >= SMALLEST_CAP, caps, 0.0), end)
 
 
-def largest_reward(cmdp: Model, threshold: float, caps: Array) -> Program:
+def largest_reward(cmdp: Model, threshold: float | Array, caps: Array) -> Program:
     """Return the program of the largest reward with utilities of at least `threshold`."""
     limit = -np.clip(threshold, -2, 2)  # utilities are averages in [-1, 1], and HiGHS takes 1e20 for infinity
     rows, limits = _stacked((-_utilities(cmdp), limit), _share(cmdp, caps))

@@ -1,0 +1,258 @@
+"""The posterior of a log: values against dense algebra written down again, standard errors against posterior draws."""
+
+import numpy as np
+import pytest
+
+from dpdl import Dataset
+from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, Posterior
+
+S, A, GAMMA = 5, 3, 0.9
+LIMITS = {"total": [3.0, 4.0], "average": [0.3, 0.4]}
+
+
+def columns(n, seed=0, ends=False, noise=True, n_costs=2):
+    """Rows of a random model in which one state is never left and some pairs are never taken."""
+    rng = np.random.default_rng(seed)
+    P = rng.dirichlet(np.full(S, 0.5), (S, A))
+    s, a = rng.integers(0, S - 1, n), rng.integers(0, A, n)
+    a[s == 1] = np.minimum(a[s == 1], 1)
+    s_next = np.array([rng.choice(S, p=P[x, y]) for x, y in zip(s, a, strict=True)])
+    terminated = (rng.random(n) < 0.1) if ends else np.zeros(n, dtype=bool)
+    r = rng.uniform(-1, 1, (S, A))[s, a] + 0.3 * s_next * noise
+    c = rng.random((S, A, n_costs))[s, a] * (1 + noise * rng.random((n, n_costs)))
+    return {"s": s, "a": a, "s_next": s_next, "r": r, "costs": c, "terminated": terminated}
+
+
+def make(kind, data):
+    """A log of utilities, or of costs with limits on totals or averages."""
+    sizes = {"n_states": S, "n_actions": A, "reward_scale": 3.0}
+    rows = dict(data, terminated=data["terminated"] if data["terminated"].any() else None)
+    if kind == "utilities":
+        rows["u"] = 0.5 - rows.pop("costs")
+        return Dataset(**rows, utility_scale=2.0, **sizes)
+    return Dataset.from_costs(**rows, limits=LIMITS[kind], gamma=GAMMA, normalised=kind == "average", **sizes)
+
+
+def as_counts(log):
+    """The same log through its table of counts."""
+    table = log.counts()
+    units = log.units
+    known = {"n_states": S, "n_actions": A, "reward_scale": units.reward_scale, **table}
+    if units.limits is None:
+        return Dataset.from_counts(**known, utility_scale=units.utility_scale)
+    return Dataset.from_counts(**known, limits=units.limits, gamma=units.gamma, normalised=units.normalised)
+
+
+def random_policy(seed=1):
+    return np.random.default_rng(seed).dirichlet(np.ones(A), S)
+
+
+def dense(kind, data, log, alpha, unknown, policy, rho0):
+    """Values of a policy on the posterior mean model, row by row of the log and with full matrices.
+
+    Reward and gains (costs with a minus) of the mean model, discounted totals; a pair that the log does not show has
+    the worst reward and gain that the scales allow, for ever. The last state stands for those that the log does not
+    show: the worst for a step, and then anywhere.
+    """
+    n = np.zeros((S, A))
+    P, gains = np.zeros((S, A, S + 1)), np.zeros((3, S, A))
+    gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
+    for k, (s, a) in enumerate(zip(data["s"], data["a"], strict=True)):
+        n[s, a] += 1
+        gains[:, s, a] += gain[k]
+        if not data["terminated"][k]:
+            P[s, a, data["s_next"][k]] += 1
+    visited = n.sum(axis=1) > 0
+    base = (1 - unknown) * visited / (visited.sum() + data["terminated"].any())
+    base = np.append(base, unknown)
+    worst = np.array([-log.units.reward_scale, *(-np.array(log.units.utility_scale))])
+    if kind != "utilities":
+        worst[1:] -= np.array(LIMITS[kind]) * (1 if kind == "average" else 1 - GAMMA)
+    for s in range(S):
+        for a in range(A):
+            if n[s, a]:
+                P[s, a] = (P[s, a] + alpha * base) / (n[s, a] + alpha)
+                gains[:, s, a] /= n[s, a]
+            else:
+                P[s, a], gains[:, s, a] = 0, worst / (1 - GAMMA)
+    K = np.vstack([np.einsum("sa,sat->st", policy, P), base])
+    right = np.vstack([np.einsum("sa,ksa->sk", policy, gains), worst])
+    V = np.linalg.solve(np.eye(S + 1) - GAMMA * K, right).T[:, :S]
+    visits = np.linalg.solve((np.eye(S + 1) - GAMMA * K).T, np.append(rho0, 0))[:S]
+    unseen = (1 - GAMMA) * (visits @ (policy * (n == 0)).sum(axis=1))
+    return V @ rho0, V, visits, unseen
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("kind", ["utilities", "total", "average"])
+def test_values_are_those_of_the_dense_mean_model(kind, ends):
+    rho0 = np.array([0.5, 0.0, 0.25, 0.25, 0.0])
+    # A row of counts holds the mean cost of its transitions: where costs vary, their largest is not known from it.
+    for noise in (True, False):
+        data = columns(60, ends=ends, noise=noise)
+        log = make(kind, data)
+        posterior = Posterior(log if noise else as_counts(log), GAMMA, rho0, None)
+        for policy in (random_policy(), posterior.behaviour(), np.eye(A)[[0, 1, 2, 0, 0]]):
+            found = posterior.value(policy)
+            J, V, visits, unseen = dense(kind, data, log, posterior.alpha, posterior.unknown, policy, rho0)
+            assert np.allclose(found.J, J, rtol=1e-9, atol=1e-9)
+            assert np.allclose(found.V, V, rtol=1e-9, atol=1e-9)
+            assert np.allclose(found.visits, visits, rtol=1e-9)
+            assert found.unseen == pytest.approx(unseen, rel=1e-9, abs=1e-12)
+    assert posterior.thresholds == pytest.approx({"utilities": [0, 0], "total": [-3, -4], "average": [-3, -4]}[kind])
+
+
+@pytest.mark.parametrize("kind", ["utilities", "total"])
+def test_counts_say_what_rows_say(kind):
+    log, rho0 = make(kind, columns(300, ends=True, noise=kind == "utilities")), np.full(S, 1 / S)
+    one, other = (Posterior(each, GAMMA, rho0, None) for each in (log, as_counts(log)))
+    assert one.alpha == pytest.approx(other.alpha, rel=1e-12)
+    a, b = one.value(random_policy()), other.value(random_policy())
+    for mine, theirs in zip(a, b, strict=True):
+        assert np.allclose(mine, theirs, rtol=1e-8, atol=1e-12)
+
+
+def test_behaviour_and_allowed_pairs():
+    log = make("total", columns(200))
+    posterior = Posterior(log, GAMMA, np.eye(S)[0], None)
+    seen = np.zeros((S, A), dtype=bool)
+    seen.ravel()[log.pairs] = True
+    assert np.array_equal(posterior.allowed()[:-1], seen[:-1])
+    assert posterior.allowed()[-1].all()  # never left: any action there is worst-case
+    table = np.zeros((S, A))
+    np.add.at(table, (log.s, log.a), 1)
+    assert np.allclose(posterior.behaviour()[:-1], table[:-1] / table[:-1].sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_standard_errors_are_those_of_posterior_draws(ends):
+    """With many visits of each pair: draws of Dirichlet distributions over the outcomes that the log shows."""
+    data = columns(4000, seed=3, ends=ends, noise=False)
+    data["r"] = data["r"] + 0.3 * data["s_next"]
+    log, rho0 = make("total", data), np.array([0.6, 0.4, 0.0, 0.0, 0.0])
+    keep = np.where(np.isin(np.arange(S * A), log.pairs), 1.0, 0.0).reshape(S, A)
+    keep[-1, 0] = 1.0
+    policy = random_policy() * keep
+    policy /= policy.sum(axis=1, keepdims=True)
+    # The last state is never left; here it ends the episode, and so does it for the oracle.
+    last = data["s_next"] == S - 1
+    data = dict(data, terminated=data["terminated"] | last)
+    log = make("total", data)
+    found = Posterior(log, GAMMA, rho0, None).value(policy)
+    table, rng, draws = log.counts(), np.random.default_rng(0), []
+    pair, after = table["s"] * A + table["a"], np.where(table["terminated"], S, table["s_next"])
+    mean = np.column_stack([table["reward"], -table["costs"]]) / table["count"][:, None]
+    for _ in range(4000):
+        weight = rng.gamma(table["count"].astype(float))
+        weight /= np.bincount(pair, weight, S * A)[pair]
+        share = weight * policy.ravel()[pair]
+        K = np.zeros((S, S + 1))
+        np.add.at(K, (table["s"], after), share)
+        gains = np.array([np.bincount(table["s"], share * one, S) for one in mean.T])
+        draws.append(np.linalg.solve(np.eye(S) - GAMMA * K[:, :S], gains.T).T @ rho0)
+    draws = np.array(draws)
+    # 4,000 draws tell a standard deviation to 1.1%; first order, and alpha, are off by a few percent.
+    assert found.error == pytest.approx(draws.std(axis=0), rel=0.06)
+    assert pytest.approx(draws.mean(axis=0), abs=0.25 * draws.std(axis=0).min()) == found.J
+
+
+def test_logged_first_states_add_their_error():
+    log = make("average", columns(500))
+    states = [0] * 30 + [1] * 10
+    rho0 = np.bincount(states, minlength=S) / 40
+    known, logged, given = (
+        Posterior.of(log, GAMMA, rho0, None),
+        Posterior.of(log, GAMMA, None, states),
+        Posterior.of(log, GAMMA, np.eye(S)[0], None),
+    )
+    assert (known.n_starts, logged.n_starts, given.n_starts) == (None, 40, None)
+    policy = known.behaviour()
+    a, b = known.value(policy), logged.value(policy)
+    spread = ((a.V - a.J[:, None]) ** 2 @ rho0) / 39
+    assert b.error**2 == pytest.approx(a.error**2 + spread, rel=1e-9)
+    single = Posterior.of(log, GAMMA, None, [0]).value(policy)
+    assert (single.error > given.value(policy).error).all()
+
+
+def test_parts_of_the_error_sum_to_its_square():
+    posterior = Posterior(make("total", columns(300, ends=True)), GAMMA, np.full(S, 1 / S), None)
+    value = posterior.value(random_policy())
+    assert value.parts.sum(axis=1) == pytest.approx(value.error**2)
+    assert (value.parts >= 0).all()
+    q = (value.visits[:, None] * random_policy()).ravel()[posterior.log.pairs]
+    assert posterior.effective(value, random_policy()) == pytest.approx(
+        q.sum() ** 2 / (q**2 / posterior.log.pair_counts).sum()
+    )
+
+
+# ---- alpha ----
+
+
+def chain_log(n_pairs, visits, new_share, seed=0):
+    """Each pair is visited `visits` times; a share of the rows leads to a state of its own, the others to state 0."""
+    rng = np.random.default_rng(seed)
+    s = np.repeat(np.arange(n_pairs), visits)
+    new = rng.random(len(s)) < new_share
+    n_states = n_pairs + len(s)
+    s_next = np.where(new, n_pairs + np.arange(len(s)), 0)
+    zero = np.zeros(len(s))
+    return Dataset(s, 0 * s, s_next, zero, zero[:, None], n_states=n_states, n_actions=1)
+
+
+def alpha(log):
+    return Posterior(log, GAMMA, np.eye(1, log.n_states)[0], None).alpha
+
+
+def test_alpha_tells_known_next_states_from_ever_new_ones():
+    assert alpha(chain_log(3000, 20, 0.0)) < 2 * LEAST_ALPHA
+    assert alpha(chain_log(8000, 20, 0.0)) == LEAST_ALPHA
+    assert alpha(chain_log(10, 2, 0.0)) < 0.5
+    assert alpha(chain_log(200, 10, 1.0)) == MOST_ALPHA
+    found = [alpha(chain_log(300, 10, share)) for share in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)]
+    assert found == sorted(found)
+    assert found[0] < 0.3
+    assert found[-1] > 5
+
+
+def test_alpha_solves_its_equation_and_needs_few_rows():
+    """One row of each pair says nothing about alpha: it is one then."""
+    assert alpha(chain_log(50, 1, 0.5)) == pytest.approx(1.0)
+    log = chain_log(40, 5, 0.15)
+    found, groups = alpha(log), log.counts()["count"]
+    singles = (groups == 1).sum()
+    # 40 pairs with 5 visits, and 5 pairs that were seen twice and led to two states once each in two.
+    assert 40 * 5 * found / (4 + found) + 5 * 2 * found / (1 + found) == pytest.approx(singles + 5)
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.5, 0.999, 1 - 1e-6])
+def test_figures_are_finite_for_every_discount_and_scale(gamma):
+    data = columns(80, ends=True)
+    for factor in (1e-12, 1.0, 1e12):
+        log = Dataset.from_costs(
+            data["s"], data["a"], data["s_next"], factor * data["r"], factor * data["costs"], [factor, 0.0],
+            gamma=gamma, normalised=True, n_states=S, n_actions=A, terminated=data["terminated"],
+            reward_scale=3 * factor,
+        )  # fmt: skip
+        posterior = Posterior(log, gamma, np.full(S, 1 / S), None)
+        value = posterior.value(random_policy())
+        for one in (value.J, value.error, value.V, value.visits, value.parts):
+            assert np.isfinite(one).all()
+        assert value.visits.sum() <= 1 / (1 - gamma) * (1 + 1e-6)
+        assert (abs(value.J) <= abs(posterior.worst) / (1 - gamma) * (1 + 1e-9)).all()
+
+
+def test_unknown_states_are_reckoned_with_as_often_as_rows_lead_to_new_ones():
+    """Of the rows that lead where no other row of their pair does, those whose next state nobody else entered."""
+    s, a, after = [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 2, 0, 0, 1]
+    more = {"n_states": 4, "n_actions": 1, "gamma": 0.5}
+    zero = np.zeros(6)
+
+    def posterior(s, a, after, **options):
+        costs = {"limits": 1.0, "normalised": True, **more}
+        return Posterior.of(Dataset.from_costs(s, a, after, zero, zero, **costs, **options), 0.5, [1, 0, 0, 0], None)
+
+    assert posterior(s, a, after).unknown == pytest.approx(1 / 2)  # one such row, to 2, which no row leaves
+    assert posterior(s, a, [1, 1, 1, 0, 0, 1]).unknown == 0
+    # As episodes: 2 is left, but only because it was entered once.
+    episodes = posterior([0, 2, 0, 1, 0, 1], a, [2, 0, 1, 0, 1, 0], truncated=[False] * 6)
+    assert episodes.unknown == pytest.approx(1 / 2)
