@@ -101,14 +101,15 @@ def test_the_code_in_the_readme_runs_as_printed_and_prints_what_it_says(tmp_path
         with contextlib.redirect_stdout(out):
             exec(compile(block, "README.md", "exec"), session)
         printed.append(out.getvalue().splitlines())
-    shown = re.search(r"```text\n(COMPLETED.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
+    shown = re.search(r"```text\n(CERTIFIED.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
     for line in shown.splitlines():
         assert any(found.startswith(line.removesuffix("...")) for found in printed[0]), line
     lines = [line for line in blocks[0].splitlines() if line and not line.startswith(("import", " ", ")"))]
     assert len(lines) <= 6
-    first, second, third = printed[1]
+    assert printed[1] == ["True all steps were taken"]
+    first, second, third = printed[2]
     assert first == "COMPLETED [[0.5, 0.5]]"
     assert second == "None"
     assert "psi >= C*" in third
-    assert printed[2][-1].split()[1] == "True"  # the last level passed
-    assert [line.split()[0] for line in printed[3]] == ["psi", "2", "4", "8"]
+    assert printed[3][-1].split()[1] == "True"  # the last level passed
+    assert [line.split()[0] for line in printed[4]] == ["psi", "2", "4", "8"]
