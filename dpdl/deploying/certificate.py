@@ -11,7 +11,7 @@ Either speaks of a policy that was not chosen by its values on this log. `safe_p
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from statistics import NormalDist
@@ -55,6 +55,8 @@ class Bound:
         Whether the bound keeps the limit; None for the reward.
     effective : float
         How many transitions of the log count for the policy, see `Posterior.effective`.
+    optimism : float
+        What the bound allows for because the policy was chosen on the same log.
     worst : float or None
         The worst that a step is assumed to bring: the largest cost, the least utility or reward.
     per_episode, per_episode_error : float or None
@@ -70,6 +72,7 @@ class Bound:
     is_average: bool = False
     kept: bool | None = None
     effective: float = 0.0
+    optimism: float = 0.0
     worst: float | None = None
     per_episode: float | None = None
     per_episode_error: float | None = None
@@ -159,7 +162,11 @@ class Certificate:
             f"{self.reward.effective:,.0f} of this policy itself",
         ]
         if self.chosen_here:
-            found.append("the policy was chosen on the same log: half of the failure probability is kept back for that")
+            flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
+            found.append(
+                "the policy was chosen on the same log: bounds allow for what that flatters its estimates by, found by "
+                f"resampling ({flattery}), and half of the failure probability is kept back"
+            )
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         if self.method == "finite" or self.unseen > 1e-9:
@@ -214,7 +221,7 @@ def _bound(name: str, content: Any) -> Bound:
     optional = ("limit", "worst", "per_episode", "per_episode_error")
     numbers = {
         key: check.real(f"{name}.{key}", content[key])
-        for key in ("estimate", "error", "bound", "effective", *optional)
+        for key in ("estimate", "error", "bound", "effective", "optimism", *optional)
         if not (key in optional and content[key] is None)
     }
     flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
@@ -292,6 +299,8 @@ class Certifier:
         Whether policies are chosen on the same log: then half of delta is kept back.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
+    optimism : array, shape (1 + I,), or None
+        What bounds take off the estimates of reward and gains because the policy was chosen on the same log.
     """
 
     posterior: Posterior
@@ -299,6 +308,7 @@ class Certifier:
     method: str
     chosen_here: bool
     thresholds: Array = field(repr=False)
+    optimism: Array | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -353,7 +363,7 @@ class Certifier:
         if self.method == "finite":
             return Range(*finite.bounds(self.posterior, policy, self.level))
         wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
-        return Range(value.J, value.J - wide, value.J + wide)
+        return Range(value.J, value.J - wide - (0.0 if self.optimism is None else self.optimism), value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -375,6 +385,7 @@ class Certifier:
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
+                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i]),
                 worst=float(sign * posterior.worst[1 + i]),
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
@@ -396,9 +407,9 @@ class Certifier:
     @cached_property
     def _logged(self) -> Bound:
         policy, posterior = self.posterior.behaviour(), self.posterior
-        value = posterior.value(policy)
+        value, plain = posterior.value(policy), replace(self, optimism=None)
         effective = posterior.effective(value, policy)
-        return self._reward("reward of the log", self.bounds(policy, value), value, effective, self._episodes(policy))
+        return plain._reward("reward of the log", plain.bounds(policy, value), value, effective, self._episodes(policy))
 
     def _reward(
         self, name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None
@@ -409,6 +420,7 @@ class Certifier:
             error=float(value.error[0]),
             bound=float(found.lower[0]),
             effective=effective,
+            optimism=0.0 if self.optimism is None else float(self.optimism[0]),
             worst=float(self.posterior.worst[0]),
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),
