@@ -13,8 +13,8 @@ plan, the model is sparse: such a step ends the episode, with base.V as its last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ LP_PAIRS = 2000
 ROUNDS, CHANGE = 10, 2e-4
 #: See `Search`.
 ROOM = 0.02
+#: Logs that are drawn to find out how much the choice of a policy flatters it.
+RESAMPLED = 8
 #: Relative gap to which plans are made.
 PLAN_GAP = 1e-3
 
@@ -53,6 +55,8 @@ class Tried(NamedTuple):
         Margins that it was planned with, in the caller's units.
     psi : float or None
     pessimism : float
+    optimism : array, shape (1 + I,), or None
+        What was taken off its estimates because it was chosen on the log that tests it, see `optimism`.
     """
 
     policy: Array
@@ -61,6 +65,7 @@ class Tried(NamedTuple):
     kappa: tuple[float, ...]
     psi: float | None
     pessimism: float
+    optimism: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +74,24 @@ class Search:
 
     Parameters
     ----------
-    posterior : Posterior
-    thresholds : array, shape (I,)
-        What the totals of the constraints must reach.
-    lower : callable
-        Lower bounds of the totals of the constraints, of a policy and its values.
-    tolerance : array, shape (I,)
-        How far a bound that passes may be below its threshold.
+    certifier : Certifier
+        The test.
     room : float, optional
         A step aims at a bound that is better than its threshold by this part of its distance from the estimate.
     """
 
-    posterior: Posterior
-    thresholds: Array
-    lower: Callable[[Array, Value], Array]
-    tolerance: Array
+    certifier: Certifier
     room: float = ROOM
+
+    @property
+    def posterior(self) -> Posterior:
+        """The model that policies are planned on."""
+        return self.certifier.posterior
+
+    @property
+    def thresholds(self) -> Array:
+        """What the totals of the constraints must reach, (I,)."""
+        return self.certifier.thresholds
 
     def first(self) -> Value:
         """Values to start from: those of the best policy without margin or pessimism."""
@@ -102,15 +109,32 @@ class Search:
         return plans, value, kept
 
     def run(self, start: Value, pessimism: float, psi: float | None) -> Iterator[Tried]:
+        """Yield the policies tried, the last one that passed has the least margins.
+
+        If they are tested on the log that they are chosen on, those that pass are a guide only: the search is repeated
+        with the optimism of its result taken off all estimates.
+        """
+        found: Tried | None = None
+        for one in self.search(start, pessimism, psi):
+            if one.passed and self.certifier.chosen_here:
+                found = one
+            else:
+                yield one
+        if found is not None:
+            certifier = replace(self.certifier, optimism=optimism(self.certifier, found))
+            yield from replace(self, certifier=certifier).search(start, pessimism, psi)
+
+    def search(self, start: Value, pessimism: float, psi: float | None) -> Iterator[Tried]:
         """Yield the policies tried: the last one that passed has the least margins.
 
         The margin of a constraint is changed by what its bound has too much or too little: a Newton step for the margin
         at which the bound reaches its threshold. If no policy has that margin, half of the step is taken back.
         """
-        posterior, plans = self.posterior, Plans(self.posterior, start, pessimism, psi)
-
+        posterior, certifier = self.posterior, self.certifier
+        plans = Plans(posterior, start, pessimism, psi)
         _, policy = plans.best(self.thresholds)
-        margin = plans.gains(policy) - self.lower(policy, posterior.value(policy))  # what pessimism takes, and the test
+        # What pessimism takes, and the test.
+        margin = plans.gains(policy) - certifier.lower(policy, posterior.value(policy))
         kept, earned = None, -np.inf
         for _ in range(ROUNDS):
             planned, policy = plans.best(self.thresholds + margin)
@@ -118,11 +142,11 @@ class Search:
                 margin = (margin + kept) / 2
                 continue
             value = posterior.value(policy)
-            lower = self.lower(policy, value)
+            lower = certifier.lower(policy, value)
             slack, wide = lower - self.thresholds, value.J[1:] - lower
-            passed = bool((slack >= -self.tolerance).all())
+            passed = bool((slack >= -certifier.tolerance).all())
             shown = margin if planned else np.full(len(margin), np.nan)
-            yield Tried(policy, value, passed, tuple(shown.tolist()), psi, pessimism)
+            yield Tried(policy, value, passed, tuple(shown.tolist()), psi, pessimism, certifier.optimism)
             if passed:
                 reward = value.J[0]
                 if reward - earned <= CHANGE * abs(reward) or (slack <= 2 * self.room * wide).all():
@@ -137,10 +161,24 @@ class Search:
             margin = margin - (slack - self.room * wide)
 
 
-def search_of(certifier: Certifier, thresholds: Array | None = None) -> Search:
-    """Return the search for policies that a certifier accepts, or that keep other thresholds."""
-    thresholds = certifier.thresholds if thresholds is None else thresholds
-    return Search(certifier.posterior, thresholds, certifier.lower, certifier.tolerance)
+def optimism(certifier: Certifier, one: Tried) -> Array:
+    """Return by how much the choice of a policy flatters its estimates, (1 + I,).
+
+    In logs that are drawn from the posterior the same choice is made: its estimate there, less its value in the model
+    that the logs are drawn from. The same difference for the policy itself, which was not chosen there and has none to
+    be expected, is subtracted, because it is most of the noise.
+    """
+    posterior, rng = certifier.posterior, np.random.default_rng(0)
+    kappa, total = np.array(one.kappa), np.zeros(len(one.value.J))
+    for _ in range(RESAMPLED):
+        other = posterior.resampled(rng)
+        plans = Plans(other, one.value, one.pessimism, one.psi)
+        if np.isfinite(kappa).all():
+            policy = plans.best(certifier.thresholds + kappa)[1]
+        else:
+            policy = plans.most_careful(certifier.thresholds)
+        total += other.value(policy).J - posterior.value(policy).J - (other.value(one.policy).J - one.value.J)
+    return np.maximum(total / RESAMPLED, 0.0)
 
 
 class Plans:

@@ -11,7 +11,7 @@ Either speaks of a policy that was not chosen by its values on this log. `safe_p
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from statistics import NormalDist
@@ -32,7 +32,7 @@ from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
 #: The part of delta that the bounds of a policy may spend that was chosen on the same log.
-SPENT = 1 / 3
+SPENT = 1 / 2
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
 
@@ -57,6 +57,8 @@ class Bound:
         Whether the bound keeps the limit; None for the reward.
     effective : float
         How many transitions of the log count for the policy, see `Posterior.effective`.
+    optimism : float
+        What the bound allows for because the policy was chosen on the same log.
     worst : float or None
         The worst that a step is assumed to bring: the largest cost, the least utility or reward.
     per_episode, per_episode_error : float or None
@@ -72,6 +74,7 @@ class Bound:
     is_average: bool = False
     kept: bool | None = None
     effective: float = 0.0
+    optimism: float = 0.0
     worst: float | None = None
     per_episode: float | None = None
     per_episode_error: float | None = None
@@ -110,7 +113,7 @@ class Certificate:
     unseen : float
         Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
     chosen_here : bool
-        Whether the policy was chosen on the same log, and two thirds of delta are kept back for that.
+        Whether the policy was chosen on the same log, and half of delta is kept back for that.
     """
 
     reward: Bound
@@ -161,7 +164,11 @@ class Certificate:
             f"{self.reward.effective:,.0f} of this policy itself",
         ]
         if self.chosen_here:
-            found.append("the policy was chosen on the same log: two thirds of the failure probability are kept back")
+            flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
+            found.append(
+                "the policy was chosen on the same log: bounds allow for what that flatters its estimates by, found by "
+                f"resampling ({flattery}), and half of the failure probability is kept back"
+            )
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         if self.method == "finite" or self.unseen > 1e-9:
@@ -216,7 +223,7 @@ def _bound(name: str, content: Any) -> Bound:
     optional = ("limit", "worst", "per_episode", "per_episode_error")
     numbers = {
         key: check.real(f"{name}.{key}", content[key])
-        for key in ("estimate", "error", "bound", "effective", *optional)
+        for key in ("estimate", "error", "bound", "effective", "optimism", *optional)
         if not (key in optional and content[key] is None)
     }
     flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
@@ -291,9 +298,11 @@ class Certifier:
     delta : float
     method : str
     chosen_here : bool
-        Whether policies are chosen on the same log: then two thirds of delta are kept back.
+        Whether policies are chosen on the same log: then half of delta is kept back.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
+    optimism : array, shape (1 + I,), or None
+        What bounds take off the estimates of reward and gains because the policy was chosen on the same log.
     """
 
     posterior: Posterior
@@ -301,6 +310,7 @@ class Certifier:
     method: str
     chosen_here: bool
     thresholds: Array = field(repr=False)
+    optimism: Array | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -355,7 +365,7 @@ class Certifier:
         if self.method == "finite":
             return Range(*finite.bounds(self.posterior, policy, self.level))
         wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
-        return Range(value.J, value.J - wide, value.J + wide)
+        return Range(value.J, value.J - wide - (0.0 if self.optimism is None else self.optimism), value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -377,6 +387,7 @@ class Certifier:
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
+                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i]),
                 worst=float(sign * posterior.worst[1 + i]),
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
@@ -398,9 +409,9 @@ class Certifier:
     @cached_property
     def _logged(self) -> Bound:
         policy, posterior = self.posterior.behaviour(), self.posterior
-        value = posterior.value(policy)
+        value, plain = posterior.value(policy), replace(self, optimism=None)
         effective = posterior.effective(value, policy)
-        return self._reward("reward of the log", self.bounds(policy, value), value, effective, self._episodes(policy))
+        return plain._reward("reward of the log", plain.bounds(policy, value), value, effective, self._episodes(policy))
 
     def _reward(
         self, name: str, found: Range, value: Value, effective: float, episodes: tuple[Array, Array] | None
@@ -411,6 +422,7 @@ class Certifier:
             error=float(value.error[0]),
             bound=float(found.lower[0]),
             effective=effective,
+            optimism=0.0 if self.optimism is None else float(self.optimism[0]),
             worst=float(self.posterior.worst[0]),
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),

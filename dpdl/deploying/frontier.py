@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.candidates import Plans, search_of
+from dpdl.deploying.candidates import Plans, Search
 from dpdl.deploying.certificate import Certifier
 from dpdl.models.judgement import constraint_names
 from dpdl.models.status_line import StatusLine
@@ -127,7 +127,7 @@ def frontier(
     def with_limit(total: float) -> Array:
         return np.where(np.arange(len(names)) == i, total, certifier.thresholds)
 
-    start = search_of(certifier).first()
+    start = Search(certifier).first()
     if limits is None:
         plans = Plans(posterior, start, 0.0)
         far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
@@ -142,7 +142,7 @@ def frontier(
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
             limit, thresholds = float(sign * share * total) + 0.0, with_limit(total)
-            search = search_of(certifier, thresholds)
+            search = Search(replace(certifier, thresholds=thresholds))
             plans, start, kept = search.without_margin(start)
             if not kept:
                 points.append(Point(limit, None, None, None))

@@ -313,6 +313,31 @@ class Posterior:
             found[k] = mixed / (n + alpha + 1) + noise * (1 / n - seen / (n + alpha + 1))
         return found
 
+    def resampled(self, rng: np.random.Generator) -> Posterior:
+        """Return the posterior of another log of the same pairs, drawn from what this one shows (the bootstrap)."""
+        left, mass = self.visits_of.astype(np.int64), self.visits_of.astype(np.int64)
+        count, seen = np.zeros(len(self.count), dtype=np.int64), self.count.astype(np.int64)
+        order = np.argsort(self.pair, kind="stable")
+        place = np.arange(len(order)) - np.searchsorted(self.pair[order], self.pair[order])
+        # A multinomial distribution for each pair, by binomial ones: the first outcomes of all pairs, then the second.
+        by_place = order[np.argsort(place, kind="stable")]
+        for rows in np.split(by_place, np.cumsum(np.bincount(place))[:-1]):
+            pairs = self.pair[rows]
+            count[rows] = rng.binomial(left[pairs], np.minimum(seen[rows] / np.maximum(mass[pairs], 1), 1.0))
+            left[pairs] -= count[rows]
+            mass[pairs] -= seen[rows]
+        noise = np.sqrt(self.within / self.count / np.maximum(count, 1)) * rng.standard_normal(self.within.shape)
+        found = object.__new__(type(self))
+        found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
+        found.__dict__.update(
+            alpha=self.alpha,
+            unknown=self.unknown,
+            count=count.astype(np.float64),
+            mean=self.mean + noise,
+            within=self.within * count / self.count,
+        )
+        return found
+
     def effective(self, value: Value, policy: Array) -> float:
         """How many transitions of the log count for a policy: 1 / sum of q^2/n, q its distribution of visited pairs."""
         q = value.visits[self.state] * policy.ravel()[self.log.pairs]

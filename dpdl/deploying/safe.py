@@ -4,9 +4,9 @@ Candidates are the best policies of the posterior mean model at a margin, with p
 (`dpdl.deploying.candidates`). Each search finds by bisection the least margin at which the certificate holds; of those
 that hold, the policy with the largest lower bound of its reward is the answer.
 
-Choosing on the log that certifies flatters the choice. Three things pay for that: the posterior mean, which draws
-rarely seen pairs back; pessimism; and two thirds of delta, which the certificate keeps back. That this is enough was
-found by experiment (`python bench/safety.py`). With method="finite" nothing is left to experiment: policies are chosen
+Choosing on the log that certifies flatters the choice. Four things pay for that: the posterior mean, which draws rarely
+seen pairs back; pessimism; the optimism that the same choice shows on resampled logs, which bounds take off; and half of
+delta, which the certificate keeps back. That this is enough was found by experiment (`python bench/safety.py`). With method="finite" nothing is left to experiment: policies are chosen
 on the first half of the log and tested on the second, those that earn least first, until one fails.
 """
 
@@ -29,8 +29,8 @@ from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.deploying import coverage
 from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Needed
-from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, search_of
-from dpdl.deploying.certificate import Certificate, Certifier
+from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, optimism
+from dpdl.deploying.certificate import Certificate, Certifier, Range
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.models.judgement import MOST_PAIRS
 from dpdl.models.status_line import StatusLine
@@ -137,7 +137,7 @@ class _Searches:
     def __post_init__(self) -> None:
         self.tried: list[Tried] = []
         self.notes: list[str] = []
-        self.search = search_of(self.certifier)
+        self.search = Search(self.certifier)
 
     @cached_property
     def start(self) -> Value:
@@ -150,7 +150,14 @@ class _Searches:
         policy = Plans(self.certifier.posterior, self.start, 0.0).most_careful(self.certifier.thresholds)
         value = self.certifier.posterior.value(policy)
         none = (np.nan,) * len(self.certifier.thresholds)
-        return Tried(policy, value, self.certifier.passes(policy, value), none, None, 0.0)
+        return self._corrected(Tried(policy, value, True, none, None, 0.0))
+
+    def _corrected(self, one: Tried) -> Tried:
+        """Test a policy, with the optimism of its choice taken off if it was chosen on the same log."""
+        certifier = self.certifier
+        if certifier.chosen_here and certifier.passes(one.policy, one.value):
+            certifier = replace(certifier, optimism=optimism(certifier, one))
+        return one._replace(passed=certifier.passes(one.policy, one.value), optimism=certifier.optimism)
 
     # ---- Searching ----
 
@@ -207,9 +214,10 @@ class _Searches:
             # Learned policies are uniform in states where they do not go.
             policy = policies.from_occupancy(posterior.allowed() * result.policy.probabilities, posterior.behaviour())
             value = posterior.value(policy)
-            passed = self.certifier.passes(policy, value)
-            yield Tried(policy, value, passed, tuple((t * need * scale).tolist()), result.settings.psi, 0.0)
-            low, high = (low, t) if passed else (t, high)
+            # A free plan at the same margin stands for the choice that `learn` makes near the data.
+            one = self._corrected(Tried(policy, value, True, tuple((t * need * scale).tolist()), None, 0.0))
+            yield one._replace(psi=result.settings.psi)
+            low, high = (low, t) if one.passed else (t, high)
             t = (low + high) / 2 if np.isfinite(high) else 2 * t
 
     # ---- Answers ----
@@ -221,13 +229,19 @@ class _Searches:
         passed = [one for one in self.tried if one.passed]
         if not passed:
             return self.refused(self.careful)
-        return self.certified(max(passed, key=lambda one: self.certifier.bounds(one.policy, one.value).lower[0]).policy)
+        return self.certified(max(passed, key=lambda one: self._bounds(one).lower[0]))
 
-    def certified(self, policy: Array) -> Answer:
+    def _for(self, one: Tried) -> Certifier:
+        """The certifier, with the optimism of a choice."""
+        return replace(self.certifier, optimism=one.optimism)
+
+    def _bounds(self, one: Tried) -> Range:
+        return self._for(one).bounds(one.policy, one.value)
+
+    def certified(self, one: Tried) -> Answer:
         """Return the policy with its certificate."""
-        certificate = self.certifier.certificate(policy)
+        policy, value, certificate = one.policy, one.value, self._for(one).certificate(one.policy)
         log, gamma = self.certifier.posterior.log, self.certifier.posterior.gamma
-        value = self.certifier.posterior.value(policy)
 
         def seen() -> Any:
             return evidence(log, gamma, value.V[0] / log.units.reward_scale, np.zeros(log.n_utilities))
@@ -254,7 +268,7 @@ class _Searches:
         worst = int(np.argmax(lacking))
         if lacking[worst] <= 0:
             return self._not_shown()
-        certificate = certifier.certificate(careful.policy)
+        certificate = self._for(careful).certificate(careful.policy)
         one = certificate.constraints[worst]
         best = float(upper[worst]) * (-1 if one.is_cost else 1) * (rate if one.is_average else 1.0)
         others = "its limit" if len(certificate.constraints) == 1 else "its limit together with the others"
@@ -269,12 +283,14 @@ class _Searches:
         certifier, posterior = self.certifier, self.certifier.posterior
         log, least = posterior.log, 1e-12 * -posterior.worst[1:]
 
-        def errors(one: Tried) -> float:
-            """Standard errors between the estimates and their thresholds."""
-            return float(((one.value.J[1:] - certifier.thresholds) / np.maximum(one.value.error[1:], least)).min())
+        def part(one: Tried) -> float:
+            """The part of what the bounds ask for that the estimates have, beyond their thresholds."""
+            bounds = self._bounds(one)
+            asked = np.maximum((bounds.estimate - bounds.lower)[1:], least)
+            return float(((bounds.estimate[1:] - certifier.thresholds) / asked).min())
 
-        closest = max(self.tried, key=errors)
-        certificate, room = certifier.certificate(closest.policy), errors(closest)
+        closest = max(self.tried, key=part)
+        certificate, room = self._for(closest).certificate(closest.policy), part(closest)
         place = min(range(len(certificate.constraints)), key=lambda i: certificate.constraints[i].kept is True)
         one = certificate.constraints[place]
         message = (
@@ -282,7 +298,7 @@ class _Searches:
             f"that comes closest is estimated at {one.estimate:.4g}, and {certificate.words(one)} "
             f"({certificate.confidence})"
         )
-        times = (certifier.z / room) ** 2 if room > 0 else np.inf
+        times = room**-2 if room > 0 else np.inf
         n = int(np.ceil(len(log) * max(1.0, times))) if times * len(log) < MOST_NEEDED else None
         if certifier.method == "finite":
             n = None
@@ -331,7 +347,8 @@ class _Searches:
         if halves is None:
             self.notes.append("the log is too short to be divided into a half to choose from and a half to test on")
             if not len(self.certifier.thresholds):
-                return self.certified(self.certifier.posterior.behaviour())
+                policy = self.certifier.posterior.behaviour()
+                return self.certified(Tried(policy, self.certifier.posterior.value(policy), True, (), None, 0.0))
             self.tried.append(self.careful)
             return self.refused(self.careful)
         chooser = replace(self, certifier=replace(self.certifier, posterior=halves[0]))
@@ -347,7 +364,7 @@ class _Searches:
             self.tried.append(tested)
             if not tested.passed:
                 break
-            best = one.policy
+            best = tested
         return self.refused(self._tested(chooser.careful)) if best is None else self.certified(best)
 
     def _tested(self, one: Tried) -> Tried:
