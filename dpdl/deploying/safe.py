@@ -4,10 +4,11 @@ Candidates are the best policies of the posterior mean model at a margin, with p
 (`dpdl.deploying.candidates`). Each search finds by bisection the least margin at which the certificate holds; of those
 that hold, the policy with the largest lower bound of its reward is the answer.
 
-Choosing on the log that certifies flatters the choice. Four things pay for that: the posterior mean, which draws rarely
-seen pairs back; pessimism; the optimism that the same choice shows on resampled logs, which bounds take off; and half of
-delta, which the certificate keeps back. That this is enough was found by experiment (`python bench/safety.py`). With method="finite" nothing is left to experiment: policies are chosen
-on the first half of the log and tested on the second, those that earn least first, until one fails.
+Choosing on the log that certifies flatters the choice. Four things pay for that: the posterior mean, which draws
+rarely seen pairs back; pessimism; the optimism that the same choice shows on resampled logs, which bounds take off; and
+half of delta, which the certificate keeps back. That this is enough was found by experiment (`python bench/safety.py`).
+With method="finite" nothing is left to experiment: policies are chosen on the first half of the log and tested on the
+second, those that earn least first, until one fails.
 """
 
 from __future__ import annotations
