@@ -1,46 +1,330 @@
-"""Where the line runs between DPDL and an LP on the plug-in model: ``python bench/line.py [--quick]``.
+"""Which method for which problem: ``python bench/line.py [--quick] [--json FILE] [--figure FILE]``.
 
-On random sparse models with two constraints and twenty records a pair: seconds for the exact LP on the counts, seconds
-for 10^7 steps of DPDL on the same log, and on the true model what each policy earns, relative to the best safe one, and
-its least slack, negative if it breaks a constraint.
+Logs of four kinds of problem, twenty records a pair, and methods that find a policy from their counts:
+
+    fast     random sparse models that mix in a few steps, three constraints
+    skewed   the same with actions that are logged very unevenly
+    ring     local moves, and a hazard on the way to each hill of reward
+    lake     a slippery grid with holes, and one reward at its end
+
+    highs    the linear program by HiGHS' interior point method, without crossover
+    pdlp     the same by HiGHS' PDLP            ortools   the same by OR-Tools' PDLP, both to 1e-4
+    planner  CMDP.solve to a gap of 0.1%        theory    the paper's algorithm from its own start
+    learn    `dpdl.learn` with its defaults
+
+Each is run without deviation control, and as "fast, psi" and so on with half the psi that the best policy needs. For
+each: seconds, from the plug-in model (or the log, for theory and learn) to a policy; the reward of that policy on the
+plug-in model relative to the best one's (or to a bound of that, if it was not found within the time limit); its least
+utility, normalised, negative if a constraint is broken; with psi, the largest occupancy relative to its cap; and the
+gap that the method itself proves, relative to the best reward.
+Methods run one after the other, each in a process of its own, which is ended at the time limit: "did not finish".
+
+    python bench/line.py --million      10^6 pairs of fast by the planner: seconds, gap and memory
+
+Needs ``pip install 'dpdl[bench]'``; without it the methods that are not installed are left out, and that is said.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
+import resource
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
-from dpdl import Settings, exact, instances, learn
+import dpdl
+from dpdl import CMDP, Dataset, exact, instances
+from dpdl import policy as policies
+from dpdl.models import linear_programs as programs
+from dpdl.models import pdlp, planner, restricted
+from dpdl.models.linear_programs import Optimum
 
-PSI, SLATER, RECORDS_PER_PAIR, STEPS = 20.0, 0.1, 20, 10_000_000
+KINDS = ("fast", "ring", "lake", "skewed")
+SIZES = (300, 3_000, 30_000, 300_000)
+COLOURS = {"highs": "C0", "pdlp": "C1", "ortools": "C2", "planner": "C3", "theory": "C4", "learn": "C5"}
+RECORDS_PER_PAIR, GAP, ACCURACY = 20, 1e-3, 1e-4
+#: Of the theory: its psi where none binds, its Slater constant, and the steps a pair, as many as `learn` takes.
+PSI, SLATER, VISITS, MOST_STEPS = 20.0, 0.1, 1000, 100_000_000
 
 
-def compare(n_states: int, n_actions: int, seed: int) -> str:
-    cmdp = instances.garnet(n_states, n_actions, n_utilities=2, gamma=0.9, slater=SLATER, rng=seed)
-    n_pairs = n_states * n_actions
-    log = cmdp.sample(RECORDS_PER_PAIR * n_pairs, np.full((n_states, n_actions), 1 / n_pairs), rng=seed)
-    best = cmdp.solve().reward
+class Problem(NamedTuple):
+    """A log, its plug-in model, and the class of policies by which methods are judged: safe, and within psi."""
+
+    log: Dataset
+    model: CMDP
+    psi: float | None
+    best: float  # an upper bound of the largest reward of the class, within GAP/10 of it unless time ran out
+
+
+class Outcome(NamedTuple):
+    """A policy, and an upper bound of the best reward that the method proves; infinite if it proves none."""
+
+    policy: np.ndarray
+    bound: float
+
+
+def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
+    """A log of about this many pairs, and its plug-in model."""
+    rng = np.random.default_rng([seed, n_pairs, KINDS.index(kind)])
+    if kind == "ring":
+        cmdp = instances.ring(n_pairs // 3, rng=rng)
+    elif kind == "lake":
+        cmdp = instances.lake(round((n_pairs / 4) ** 0.5), rng=rng)
+    else:
+        cmdp = instances.garnet(n_pairs // 10, 10, n_utilities=3, gamma=0.95, rng=rng)
+    share = np.ones(cmdp.r.shape)
+    if kind == "skewed":  # the most frequent action of a state is logged 500 times as often as the rarest
+        share = rng.permuted(np.tile(np.geomspace(1, 1 / 500, cmdp.n_actions), (cmdp.n_states, 1)), axis=1)
+    log = cmdp.sample(RECORDS_PER_PAIR * cmdp.r.size, share / share.sum(), rng=rng)
+    return log, exact.plug_in(log, cmdp.gamma, cmdp.rho0)
+
+
+# ---- The methods ----
+
+
+def by_program(solver: Callable[..., Optimum | None], problem: Problem) -> Outcome | None:
+    model = problem.model
+    caps = programs.region(model, problem.psi, None if problem.psi is None else problem.log.frequencies)
+    program = programs.largest_reward(model, 0.0, caps)
+    found = programs.propose(program, solver)
+    if found is None:
+        return None
+    bound = program.bound(found.V, found.w) / (1 - model.gamma)
+    return Outcome(policies.from_occupancy(found.q.reshape(model.r.shape)), bound)
+
+
+def ortools_optimum(cost: Any, *, equal: Any, at_most: Any, upper: Any) -> Optimum | None:
+    from ortools.pdlp import solvers_pb2
+    from ortools.pdlp.python import pdlp as solver
+
+    E, b = equal
+    h = np.concatenate(at_most[1])
+    program = solver.QuadraticProgram()
+    program.objective_vector = cost
+    program.constraint_matrix = sp.csc_matrix(sp.vstack([sp.csr_array(E), *map(sp.csr_array, at_most[0])]))
+    program.constraint_lower_bounds = np.append(b, np.full(len(h), -np.inf))
+    program.constraint_upper_bounds = np.append(b, h)
+    program.variable_lower_bounds, program.variable_upper_bounds = np.zeros(len(cost)), upper
+    settings = solvers_pb2.PrimalDualHybridGradientParams()
+    settings.termination_criteria.simple_optimality_criteria.eps_optimal_relative = ACCURACY
+    settings.termination_criteria.simple_optimality_criteria.eps_optimal_absolute = ACCURACY
+    found = solver.primal_dual_hybrid_gradient(program, settings)
+    y, duals = np.array(found.primal_solution), np.array(found.dual_solution)
+    return Optimum(np.clip(y, 0, upper), duals[: len(b)], -duals[len(b) :]) if len(y) and len(duals) else None
+
+
+def by_planner(problem: Problem) -> Outcome | None:
+    if problem.psi is None:
+        found = problem.model.solve(method="planner", tol=GAP)
+        return Outcome(found.policy, found.upper)
+    near = restricted.plan(problem.model, problem.psi, problem.log.frequencies, tol=GAP)
+    if not np.isfinite(near.excess):
+        return None
+    return Outcome(policies.from_occupancy(near.q.reshape(problem.model.r.shape)), near.bounds[1])
+
+
+def by_learning(problem: Problem, seed: int, **keywords: Any) -> Outcome:
+    model = problem.model
+    keywords |= {} if problem.psi is None else {"psi": problem.psi}
+    found = dpdl.learn(problem.log, gamma=model.gamma, rho0=model.rho0, rng=seed, progress=False, **keywords)
+    judged = found.evaluation
+    return Outcome(np.asarray(found.policy), np.inf if judged is None or judged.bound is None else judged.bound)
+
+
+def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
+    """The methods that are installed, by name."""
+    found: dict[str, Callable[[Problem], Outcome | None]] = {}
+    if find_spec("highspy"):
+        found["highs"] = partial(by_program, partial(pdlp.optimum, apart=False, solver="ipm", run_crossover="off"))
+        found["pdlp"] = partial(by_program, partial(pdlp.optimum, apart=False, pdlp_optimality_tolerance=ACCURACY))
+    if find_spec("ortools"):
+        found["ortools"] = partial(by_program, ortools_optimum)
+    found["planner"] = by_planner
+    found["theory"] = lambda problem: by_learning(
+        problem,
+        seed,
+        **{"profile": "theory", "psi": PSI, "slater": SLATER, "T": min(MOST_STEPS, VISITS * problem.model.r.size)},
+    )
+    found["learn"] = lambda problem: by_learning(problem, seed)
+    return found
+
+
+# ---- Running and judging them ----
+
+
+def reference(log: Dataset, model: CMDP, psi: bool, limit: float) -> Problem:
+    """The class of a problem, and its best reward; psi is half of what the best policy without psi needs."""
+    free = planner.plan(model, tol=GAP / 10)
+    if not psi:
+        return Problem(log, model, None, free.upper)
+    mu = log.frequencies
+    half = max(1.0, 0.5 * (1 - model.gamma) * float((free.occupancy[mu > 0] / mu[mu > 0]).max()))
+    near = restricted.plan(model, half, mu, tol=GAP / 10, time_limit=limit)
+    return Problem(log, model, half, min(near.bounds[1], free.upper))
+
+
+def measured(method: Callable[[Problem], Outcome | None], problem: Problem, limit: float) -> dict[str, Any]:
+    """Run a method in a process of its own, and judge its policy; the figures are None if it did not finish."""
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(sender, method, problem), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        seconds, outcome, error = receiver.recv() if receiver.poll(limit) else (None, None, "did not finish")
+    except EOFError:
+        seconds, outcome, error = None, None, "died"
+    process.kill()
+    process.join()
+    if outcome is None:
+        return {"seconds": seconds, "reward": None, "utility": None, "gap": None, "note": error or "no answer"}
+    model, unit = problem.model, 1 - problem.model.gamma
+    value = model.evaluate(outcome.policy)
+    gap = (outcome.bound - value.reward) / abs(problem.best)
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "reward": value.reward / problem.best,
+        "utility": unit * float(value.utilities.min()),
+        "gap": gap if np.isfinite(gap) else None,
+    }
+    if problem.psi is not None:
+        mu = problem.log.frequencies
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(value.occupancy > 1e-12, unit * value.occupancy / (problem.psi * mu), 0.0)
+        found["over_cap"] = float(min(ratio.max(), 1e9))
+    return found
+
+
+def _send(sender: Any, method: Callable[[Problem], Outcome | None], problem: Problem) -> None:
     began = time.perf_counter()
-    solution = exact.plug_in(log, cmdp.gamma, cmdp.rho0).solve()
-    lp_seconds = time.perf_counter() - began
-    settings = Settings.practical(n_states, n_actions, 2, gamma=cmdp.gamma, slater=SLATER, psi=PSI, T=STEPS, kappa=0.1)
+    try:
+        outcome, error = method(problem), None
+    except Exception as caught:  # shown in the table
+        outcome, error = None, f"{type(caught).__name__}: {caught}"
+    sender.send((time.perf_counter() - began, outcome, error))
+
+
+def survey(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    chosen = {name: one for name, one in methods(arguments.seed).items() if name in arguments.methods}
+    for name in sorted(set(arguments.methods) - chosen.keys()):
+        print(f"{name} is left out: pip install 'dpdl[bench]'", file=sys.stderr)
+    print(
+        f"{'problem':<12} {'pairs':>8} {'method':<8} {'seconds':>8} {'reward':>8} {'utility':>9} {'gap':>8} {'cap':>6}"
+    )
+    found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for kind in arguments.problems:
+        for n_pairs in arguments.sizes:
+            _tell(f"{kind}, {n_pairs:,} pairs: the problem")
+            log, model = draw(kind, n_pairs, arguments.seed)
+            for psi in (False, True):
+                name = f"{kind}, psi" if psi else kind
+                _tell(f"{name}, {n_pairs:,} pairs: its best reward")
+                problem = reference(log, model, psi, arguments.time_limit)
+                for method, run in chosen.items():
+                    _tell(f"{name}, {n_pairs:,} pairs: {method}")
+                    row = measured(run, problem, arguments.time_limit)
+                    found.setdefault(name, {}).setdefault(str(n_pairs), {})[method] = row
+                    _tell("")
+                    print(f"{name:<12} {n_pairs:>8,} {method:<8} {cells(row, arguments.time_limit)}", flush=True)
+    return found
+
+
+def cells(row: dict[str, Any], limit: float) -> str:
+    if row["reward"] is None:
+        seconds = f"> {limit:.0f}" if row["seconds"] is None else f"{row['seconds']:.2f}"
+        return f"{seconds:>8} {row['note']}"
+    gap = "-" if row["gap"] is None else f"{row['gap']:.2%}"
+    over = f" {row['over_cap']:>6.2f}" if "over_cap" in row else ""
+    return f"{row['seconds']:>8.2f} {row['reward']:>8.2%} {row['utility']:>9.5f} {gap:>8}{over}"
+
+
+def _tell(text: str) -> None:
+    """Say what is being done, on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
+
+
+def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: str) -> None:
+    """Quality against seconds: a panel for each problem, a line for each method, larger marks for more pairs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = [name for name in (*KINDS, *(f"{kind}, psi" for kind in KINDS)) if name in found]
+    n_columns = min(4, len(names))
+    n_rows = -(-len(names) // n_columns)
+    figure, axes = plt.subplots(
+        n_rows, n_columns, figsize=(3.4 * n_columns, 2.9 * n_rows), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, name in zip(axes.flat, names, strict=False):
+        for method, colour in COLOURS.items():
+            rows = [(int(size), by[method]) for size, by in found[name].items() if method in by]
+            rows = [(size, row) for size, row in rows if row["reward"] is not None]
+            lost = [max(1e-5, abs(1 - row["reward"])) for _, row in rows]
+            axis.plot([row["seconds"] for _, row in rows], lost, color=colour, lw=0.8, label=method)
+            for (size, row), value in zip(rows, lost, strict=True):
+                kept = row["utility"] >= -0.002 and row.get("over_cap", 0) <= 1.05
+                face = colour if kept else "none"
+                axis.scatter(row["seconds"], value, 10 * np.log10(size / 30), facecolors=face, edgecolors=colour)
+        axis.set(title=name, xscale="log", yscale="log")
+    for axis in axes[-1]:
+        axis.set_xlabel("seconds")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("|1 - reward / best|")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False)
+    figure.suptitle(
+        "larger marks: more pairs; hollow: a constraint broken, or psi exceeded by more than 5%", fontsize=9
+    )
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.savefig(path, dpi=110)
+
+
+def million(seed: int) -> None:
+    """The planner on 10^6 pairs: a random sparse model, gamma .95, three constraints, to a gap of 0.1%."""
+    model = instances.garnet(100_000, 10, n_utilities=3, gamma=0.95, rng=seed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
-    result = learn(log, settings, rho0=cmdp.rho0, rng=seed)
+    found = planner.plan(model, tol=GAP)
     seconds = time.perf_counter() - began
-    rows = [cmdp.evaluate(policy) for policy in (solution.policy, result.policy)]
-    cells = "".join(f"{100 * row.reward / best:>9.1f}% {row.utilities.min():>8.3f}" for row in rows)
-    return f"{n_pairs:>8,} {lp_seconds:>10.2f} {seconds:>10.2f} {cells}"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"10^6 pairs: {found.status} in {seconds:.1f} s, gap {found.gap:.3%}, {found.n_columns} policies", end=", ")
+    print(
+        f"least utility {found.utilities.min():.1e}, peak memory {peak / 2**20:.2f} GiB ({before / 2**20:.2f} before)"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare DPDL with the LP on the plug-in model.")
-    parser.add_argument("--quick", action="store_true", help="small models only")
-    sizes = ((20, 5), (100, 10)) if parser.parse_args().quick else ((20, 5), (100, 10), (1000, 10))
-    print(f"{'pairs':>8} {'LP, s':>10} {'dpdl, s':>10} {'LP earns':>10} {'slack':>8} {'dpdl earns':>10} {'slack':>8}")
-    for n_states, n_actions in sizes:
-        print(compare(n_states, n_actions, seed=0), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="300 and 3,000 pairs, three seconds a method")
+    parser.add_argument("--million", action="store_true", help="10^6 pairs by the planner only")
+    parser.add_argument("--problems", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--methods", nargs="+", choices=tuple(COLOURS), default=tuple(COLOURS))
+    parser.add_argument("--sizes", nargs="+", type=int, metavar="PAIRS", help="numbers of pairs")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for each method")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--figure", metavar="FILE", help="draw quality against seconds")
+    arguments = parser.parse_args()
+    arguments.sizes = arguments.sizes or (SIZES[:2] if arguments.quick else SIZES)
+    arguments.time_limit = arguments.time_limit or (3.0 if arguments.quick else 120.0)
+    if arguments.million:
+        million(arguments.seed)
+        return
+    found = survey(arguments)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(found, file, indent=1)
+    if arguments.figure:
+        draw_figure(found, arguments.figure)
 
 
 if __name__ == "__main__":

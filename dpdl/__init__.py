@@ -3,10 +3,13 @@
 Tabular constrained MDPs, seen only through a fixed log of transitions: DPDL, a stochastic primal-dual mirror
 descent-ascent with deviation control (Chen, Zhang & Wen, "A Near-Optimal Primal-Dual Method for Off-Policy Learning in
 CMDP", 2022).
+
+A public name is imported when it is first used, so that ``dpdl --help`` need not wait for NumPy and SciPy.
 """
 
-from importlib.metadata import version
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 if find_spec("dpdl._core") is None:
     raise ImportError(
@@ -14,35 +17,68 @@ if find_spec("dpdl._core") is None:
         "run `pip install -e .` in the folder above it, or start Python in another folder"
     )
 
-from dpdl import exact, instances, mixing, policy, sources, theory
-from dpdl.acting import Policy
-from dpdl.checking.slater import SlaterEstimate, estimate_slater
-from dpdl.checking.verification import Verification, verify
-from dpdl.data.builder import DatasetBuilder
-from dpdl.data.dataset import Dataset
-from dpdl.data.discretizer import Discretizer
-from dpdl.data.labels import Labels
-from dpdl.data.parquet import from_parquet
-from dpdl.data.reference import Reference, estimate_reference
-from dpdl.data.units import Units
-from dpdl.deploying.answer import Answer, AnswerStatus
-from dpdl.deploying.certificate import Certificate, certify
-from dpdl.deploying.coverage import Coverage, coverage
-from dpdl.deploying.frontier import Frontier, frontier
-from dpdl.deploying.safe import safe_policy
-from dpdl.environments.rollout import Rollout, rollout
-from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import Judgement, judge
-from dpdl.premises import Premise
-from dpdl.result import Level, Point, Result, Status
-from dpdl.running.adaptive import learn_adaptive
-from dpdl.running.learn import learn
-from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
-from dpdl.running.resume import resume
-from dpdl.settings import Settings
-from dpdl.sources.opening import open_log
+if TYPE_CHECKING:
+    from dpdl import exact, instances, mixing, policy, sources, theory
+    from dpdl.acting import Policy
+    from dpdl.checking.slater import SlaterEstimate, estimate_slater
+    from dpdl.checking.verification import Verification, verify
+    from dpdl.data.builder import DatasetBuilder
+    from dpdl.data.dataset import Dataset
+    from dpdl.data.discretizer import Discretizer
+    from dpdl.data.labels import Labels
+    from dpdl.data.parquet import from_parquet
+    from dpdl.data.reference import Reference, estimate_reference
+    from dpdl.data.units import Units
+    from dpdl.deploying.answer import Answer, AnswerStatus
+    from dpdl.deploying.certificate import Certificate, certify
+    from dpdl.deploying.coverage import Coverage, coverage
+    from dpdl.deploying.frontier import Frontier, frontier
+    from dpdl.deploying.safe import safe_policy
+    from dpdl.environments.rollout import Rollout, rollout
+    from dpdl.models.cmdp import CMDP
+    from dpdl.models.judgement import Judgement, judge
+    from dpdl.premises import Premise
+    from dpdl.result import Level, Point, Result, Status
+    from dpdl.running.adaptive import learn_adaptive
+    from dpdl.running.learn import learn
+    from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
+    from dpdl.running.resume import resume
+    from dpdl.settings import Settings
+    from dpdl.sources.opening import open_log
 
-__version__ = version("dpdl")
+    __version__: str
+
+#: Where the public names are defined, as the block above has it for type checkers; "" for a module of the package.
+_HOMES = {
+    "": "exact instances mixing policy sources theory",
+    "acting": "Policy",
+    "checking.slater": "SlaterEstimate estimate_slater",
+    "checking.verification": "Verification verify",
+    "data.builder": "DatasetBuilder",
+    "data.dataset": "Dataset",
+    "data.discretizer": "Discretizer",
+    "data.labels": "Labels",
+    "data.parquet": "from_parquet",
+    "data.reference": "Reference estimate_reference",
+    "data.units": "Units",
+    "deploying.answer": "Answer AnswerStatus",
+    "deploying.certificate": "Certificate certify",
+    "deploying.coverage": "Coverage coverage",
+    "deploying.frontier": "Frontier frontier",
+    "deploying.safe": "safe_policy",
+    "environments.rollout": "Rollout rollout",
+    "models.cmdp": "CMDP",
+    "models.judgement": "Judgement judge",
+    "premises": "Premise",
+    "result": "Level Point Result Status",
+    "running.adaptive": "learn_adaptive",
+    "running.learn": "learn",
+    "running.replicas": "Replicas Sweep replicate sweep",
+    "running.resume": "resume",
+    "settings": "Settings",
+    "sources.opening": "open_log",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "CMDP",
@@ -93,3 +129,21 @@ __all__ = [
     "theory",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("dpdl")
+    elif name in _HOME_OF:
+        home = _HOME_OF[name]
+        value = getattr(import_module(f"dpdl.{home}"), name) if home else import_module(f"dpdl.{name}")
+    else:
+        raise AttributeError(f"module 'dpdl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -31,7 +31,7 @@ _SYNONYMS = {
     "n_steps": "T",
     "iterations": "T",
     "max_iter": "T",
-    "tol": "eps",
+    "tolerance": "tol",
     "accuracy": "eps",
     "step_size": "eta",
     "learning_rate": "eta",

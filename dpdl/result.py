@@ -41,6 +41,11 @@ class Status(IntEnum):
     OUT_OF_DATA = 7
     OUT_OF_LEVELS = 8
     INFEASIBLE = 9
+    CONVERGED = 10
+
+
+#: How a run ends that did what it was asked to do.
+FINISHED = (Status.COMPLETED, Status.CONVERGED)
 
 
 MESSAGES = {
@@ -49,6 +54,7 @@ MESSAGES = {
     Status.STOPPED: "stopped by the callback; the result covers the steps taken",
     Status.RUNNING: "still running",
     Status.STEP_LIMIT: "the step limit was reached; the result covers the steps taken",
+    Status.CONVERGED: "the gap is within the tolerance",
     Status.TIME_LIMIT: "the time limit was reached; the result covers the steps taken",
 }
 
@@ -111,6 +117,15 @@ class SparseTable:
         return flat.reshape(n_states, n_actions)
 
 
+def without_noise(x: Array, log: Dataset) -> Array:
+    """Return x without what a policy in practice does not do."""
+    # An action that the log does not show is not taken in a state that it shows: nothing is known about it.
+    seen = log.frequencies > 0
+    x = np.where(seen | ~seen.any(axis=1, keepdims=True), x, 0.0)
+    # What the start mixes in never vanishes from an average, and a limit of zero would never be kept.
+    return np.where(x < LEAST_SHARE * x.sum(axis=1, keepdims=True), 0.0, x)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Level:
     """One level of the adaptive method.
@@ -158,14 +173,16 @@ class Result:
     status : Status
         How the run ended.
     success : bool
-        Whether all steps were taken, and no constraint is estimated to be broken.
+        Whether all steps were taken, or the `tol` of the settings was reached, and no constraint is estimated to be
+        broken.
     message : str
         How the run ended, and which constraints are estimated to be broken, in words.
     evaluation : Judgement
         Reward, constraints and their standard errors, estimated on the plug-in model of the log, in the user's units.
         Computed when first used.
     n_steps : int
-        Steps taken; averages are over the iterates before each of them.
+        Steps taken; averages are over the iterates before each of them. In practice they are those of the best of all
+        phases, or the start.
     x_mean : array, shape (S, A)
         Average of x: the approximate (reweighted) occupancy. Computed when first used.
     V_mean, lam_mean : arrays, shapes (S,), (I,)
@@ -247,8 +264,8 @@ class Result:
 
     @property
     def success(self) -> bool:
-        """Whether all steps were taken and no constraint is estimated to be broken."""
-        return self.status is Status.COMPLETED and self.evaluation is not None and self.evaluation.kept
+        """Whether all steps were taken, or `tol` reached, and no constraint is estimated to be broken."""
+        return self.status in FINISHED and self.evaluation is not None and self.evaluation.kept
 
     @property
     def message(self) -> str:
@@ -287,11 +304,7 @@ class Result:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
         x = self.x_mean
         if self.settings.profile == "practice" and self.log is not None:
-            # An action that the log does not show is not taken in a state that it shows: nothing is known about it.
-            seen = self.log.frequencies > 0
-            x = np.where(seen | ~seen.any(axis=1, keepdims=True), x, 0.0)
-            # What the start mixes in never vanishes from an average, and a limit of zero would never be kept.
-            x = np.where(x < LEAST_SHARE * x.sum(axis=1, keepdims=True), 0.0, x)
+            x = without_noise(x, self.log)
         table = policies.from_occupancy(x)
         return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
 

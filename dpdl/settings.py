@@ -34,6 +34,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "radius_V": {"above": 0, "at_most": 1e100},
     "radius_lam": {"above": 0, "at_most": 1e100},
     "mixing_time": {"at_least": 1},
+    "tol": {"above": 0},
     **{name: {"above": 0} for name in ("c_o", "c_e", "eta", "alpha_V", "alpha_lam", "alpha_x")},
 }
 
@@ -61,6 +62,7 @@ class SettingKeywords(TypedDict, total=False):
     c_e: float
     refresh: int | None
     profile: str
+    tol: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,12 @@ class Settings:
     c_o, c_e : float
         Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
     profile : {"theory", "practice"}
-        "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learning.practice`, and
-        its policy takes no action that the log does not show in a state that it shows, or whose probability is below
-        0.1%.
+        "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learning.practice`,
+        takes its steps in the phases of `dpdl.learning.phases` and returns the best point that was judged; its policy
+        takes no action that the log does not show in a state that it shows, or whose probability is below 0.1%.
+    tol : float, optional
+        In practice: stop at the start or at the end of a phase if the gap on the plug-in model, relative to the reward
+        of the policy, is at most this, and no constraint is broken. What the margin kappa costs is part of the gap.
     refresh : int, optional
         Steps between full recomputations of the running sums. None: the larger of 2^16 and four times the visited
         pairs, which costs little and bounds their relative drift by that number times 2^-53.
@@ -135,6 +140,7 @@ class Settings:
     c_e: float = 1.0
     refresh: int | None = None
     profile: str = "theory"
+    tol: float | None = None
 
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
@@ -144,6 +150,10 @@ class Settings:
         check.convert_field(self, "refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
         check.choice("profile", self.profile, PROFILES)
+        if self.tol is not None and self.profile != "practice":
+            raise ValueError(
+                f"tol = {self.tol:g} needs profile 'practice': Algorithm 1 as the paper states it takes T steps"
+            )
         # No utility exceeds 1/(1-gamma) in discounted sum.
         if self.kappa is not None:
             check.real("kappa", self.kappa, at_most=1 / (1 - self.gamma))

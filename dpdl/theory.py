@@ -131,7 +131,7 @@ def sparsity(n_states: int, n_actions: int, n_utilities: int) -> int:
 
 
 def radius_V(gamma: float, slater: float) -> float:
-    """R_V = 8/(1-gamma) (1 + 2/slater): |V(s)| never exceeds it."""
+    """R_V = 8/(1-gamma) (1 + 2/slater): ``|V(s)|`` never exceeds it."""
     return 8 / (1 - real("gamma", gamma)) * (1 + 2 / real("slater", slater))
 
 

@@ -31,8 +31,10 @@ LAYERS = [
     ["lasting"],
     ["running"],
     ["deploying"],
-    ["demo"],
+    ["demo", "recording"],
     ["plots"],
+    ["report"],
+    ["commands"],
     ["cli"],
 ]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpdl import cli
+from dpdl.demo import run_demo
 from test_table import clinic, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +29,7 @@ def test_demo_prints_a_table_and_draws_a_picture(tmp_path, capsys):
 
 
 def test_the_demo_learns_a_safe_policy_that_earns_well():
-    demo = cli.run_demo(n_steps=5_000_000)
+    demo = run_demo(n_steps=5_000_000)
     learned, best = demo.rows["learned from the log"], demo.rows["constrained optimum"]
     assert (learned.utilities > 0).all()
     assert learned.reward > 0.85 * best.reward
@@ -37,7 +38,7 @@ def test_the_demo_learns_a_safe_policy_that_earns_well():
 
 
 def test_same_seed_same_demo():
-    first, again, other = (cli.run_demo(2000, 5000, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (run_demo(2000, 5000, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(first.result.x_mean, again.result.x_mean)
     assert not np.array_equal(first.result.x_mean, other.result.x_mean)
 
@@ -53,6 +54,13 @@ def test_without_matplotlib_the_demo_says_how_to_get_a_picture(monkeypatch, caps
     ("arguments", "message"),
     [
         ([], "required"),
+        (["solve", "log"], "required: --gamma"),
+        (["solve", "log", "--gamma", "0.9", "--cost", "icu"], "must be COLUMN=LIMIT with a number for LIMIT"),
+        (["solve", "log", "--gamma", "0.9", "--cost", "icu=much"], "must be COLUMN=LIMIT with a number for LIMIT"),
+        (["solve", "log", "--gamma", "0.9", "--cost", "=1"], "must be COLUMN=LIMIT with a number for LIMIT"),
+        (["solve", "log", "--gamma", "0.9", "--time-limit", "0"], "positive number of seconds"),
+        (["solve", "log", "--gamma", "0.9", "--method", "guess"], "invalid choice"),
+        (["learn", "log", "--gamma", "0.9", "--order", "odd"], "invalid choice"),
         (["fly"], "invalid choice"),
         (["demo", "--steps", "0"], "positive whole number, got 0"),
         (["demo", "--steps", "many"], "invalid"),
@@ -67,8 +75,10 @@ def test_without_matplotlib_the_demo_says_how_to_get_a_picture(monkeypatch, caps
 def test_bad_arguments_are_usage_errors(arguments, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert stopped.value.code == 1  # 2 means infeasible
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_version(capsys):
@@ -91,14 +101,15 @@ def test_the_code_in_the_readme_runs_as_printed_and_prints_what_it_says(tmp_path
         with contextlib.redirect_stdout(out):
             exec(compile(block, "README.md", "exec"), session)
         printed.append(out.getvalue().splitlines())
-    shown = re.search(r"```text\n(COMPLETED.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
+    shown = re.search(r"```text\n(CERTIFIED.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
     for line in shown.splitlines():
         assert any(found.startswith(line.removesuffix("...")) for found in printed[0]), line
     lines = [line for line in blocks[0].splitlines() if line and not line.startswith(("import", " ", ")"))]
     assert len(lines) <= 6
-    first, second, third = printed[1]
+    assert printed[1] == ["True all steps were taken"]
+    first, second, third = printed[2]
     assert first == "COMPLETED [[0.5, 0.5]]"
     assert second == "None"
     assert "psi >= C*" in third
-    assert printed[2][-1].split()[1] == "True"  # the last level passed
-    assert [line.split()[0] for line in printed[3]] == ["psi", "2", "4", "8"]
+    assert printed[3][-1].split()[1] == "True"  # the last level passed
+    assert [line.split()[0] for line in printed[4]] == ["psi", "2", "4", "8"]

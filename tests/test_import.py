@@ -1,8 +1,11 @@
 """What `import dpdl` loads, and what it says where the compiled core is missing."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import dpdl
 
@@ -50,3 +53,28 @@ def test_a_source_folder_without_the_compiled_core_says_so(tmp_path):
         "run `pip install -e .` in the folder above it, or start Python in another folder"
     )
     assert "During handling" not in found.stderr
+
+
+def test_the_three_lists_of_public_names_agree():
+    """For type checkers, for `from dpdl import *`, and for names that are imported when they are first used."""
+    tree = ast.parse(Path(dpdl.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = {
+        (node.module.partition(".")[2], alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imports == {(home, name) for home, names in dpdl._HOMES.items() for name in names.split()}
+    assert dpdl.__all__ == sorted(dpdl.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert {*dpdl.__all__} == {name for _, name in imports}
+    assert all(getattr(dpdl, name) is not None for name in dpdl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dpdl.nothing  # noqa: B018
+
+
+def test_importing_dpdl_loads_no_optional_package():
+    optional = ["matplotlib", "tqdm", "pyarrow", "highspy", "h5py", "minari", "dask", "gymnasium", "pandas"]
+    script = "import sys, dpdl; [getattr(dpdl, name) for name in dpdl.__all__]; "
+    script += f"print(*[name for name in {optional} if name in sys.modules])"
+    assert python(script, cwd=Path(dpdl.__file__).parents[1]).stdout.split() == []

@@ -3,6 +3,7 @@
 Every case is a function that writes a file and returns what its message must contain.
 """
 
+import contextlib
 import io
 import os
 import subprocess
@@ -14,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dpdl import open_log
+from dpdl import cli, open_log
 from recordings import OMNISAFE, episodes, fields, write_hdf5, write_minari, write_npz
 
 TABLE = {"state": "s", "action": "a", "reward": "r", "next_state": "n", "terminated": "end", "truncated": "stop"}
@@ -329,6 +330,25 @@ def assert_refused(source, named, contained, **options):
     assert contained in message
     assert "\n" not in message
     assert len(message) < 1000
+    assert_refused_by_the_command(source, options)
+
+
+def assert_refused_by_the_command(source, options):
+    """Exit code 1 and one line for `dpdl inspect` with the same options."""
+    arguments = ["inspect", str(source)]
+    for name, value in options.items():
+        if name == "costs":
+            arguments += [word for cost, limit in value.items() for word in ("--cost", f"{cost}={limit}")]
+        elif isinstance(value, (str, bool, float)):
+            arguments += [f"--{name.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)]
+        else:
+            return  # nothing that can be said on the command line
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(arguments)
+    assert (code, out.getvalue()) == (1, "")
+    assert err.getvalue().startswith("dpdl: error: ")
+    assert err.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize("ending", ["npz", "h5"])

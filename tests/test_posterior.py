@@ -47,14 +47,15 @@ def random_policy(seed=1):
     return np.random.default_rng(seed).dirichlet(np.ones(A), S)
 
 
-def dense(kind, data, log, alpha, policy, rho0):
+def dense(kind, data, log, alpha, unknown, policy, rho0):
     """Values of a policy on the posterior mean model, row by row of the log and with full matrices.
 
     Reward and gains (costs with a minus) of the mean model, discounted totals; a pair that the log does not show has
-    the worst reward and gain that the scales allow, for ever.
+    the worst reward and gain that the scales allow, for ever. The last state stands for those that the log does not
+    show: the worst for a step, and then anywhere.
     """
     n = np.zeros((S, A))
-    P, gains = np.zeros((S, A, S)), np.zeros((3, S, A))
+    P, gains = np.zeros((S, A, S + 1)), np.zeros((3, S, A))
     gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
     for k, (s, a) in enumerate(zip(data["s"], data["a"], strict=True)):
         n[s, a] += 1
@@ -62,7 +63,8 @@ def dense(kind, data, log, alpha, policy, rho0):
         if not data["terminated"][k]:
             P[s, a, data["s_next"][k]] += 1
     visited = n.sum(axis=1) > 0
-    base = visited / (visited.sum() + data["terminated"].any())
+    base = (1 - unknown) * visited / (visited.sum() + data["terminated"].any())
+    base = np.append(base, unknown)
     worst = np.array([-log.units.reward_scale, *(-np.array(log.units.utility_scale))])
     if kind != "utilities":
         worst[1:] -= np.array(LIMITS[kind]) * (1 if kind == "average" else 1 - GAMMA)
@@ -73,9 +75,10 @@ def dense(kind, data, log, alpha, policy, rho0):
                 gains[:, s, a] /= n[s, a]
             else:
                 P[s, a], gains[:, s, a] = 0, worst / (1 - GAMMA)
-    K = np.einsum("sa,sat->st", policy, P)
-    V = np.linalg.solve(np.eye(S) - GAMMA * K, np.einsum("sa,ksa->sk", policy, gains)).T
-    visits = np.linalg.solve((np.eye(S) - GAMMA * K).T, rho0)
+    K = np.vstack([np.einsum("sa,sat->st", policy, P), base])
+    right = np.vstack([np.einsum("sa,ksa->sk", policy, gains), worst])
+    V = np.linalg.solve(np.eye(S + 1) - GAMMA * K, right).T[:, :S]
+    visits = np.linalg.solve((np.eye(S + 1) - GAMMA * K).T, np.append(rho0, 0))[:S]
     unseen = (1 - GAMMA) * (visits @ (policy * (n == 0)).sum(axis=1))
     return V @ rho0, V, visits, unseen
 
@@ -91,7 +94,7 @@ def test_values_are_those_of_the_dense_mean_model(kind, ends):
         posterior = Posterior(log if noise else as_counts(log), GAMMA, rho0, None)
         for policy in (random_policy(), posterior.behaviour(), np.eye(A)[[0, 1, 2, 0, 0]]):
             found = posterior.value(policy)
-            J, V, visits, unseen = dense(kind, data, log, posterior.alpha, policy, rho0)
+            J, V, visits, unseen = dense(kind, data, log, posterior.alpha, posterior.unknown, policy, rho0)
             assert np.allclose(found.J, J, rtol=1e-9, atol=1e-9)
             assert np.allclose(found.V, V, rtol=1e-9, atol=1e-9)
             assert np.allclose(found.visits, visits, rtol=1e-9)
@@ -236,3 +239,20 @@ def test_figures_are_finite_for_every_discount_and_scale(gamma):
             assert np.isfinite(one).all()
         assert value.visits.sum() <= 1 / (1 - gamma) * (1 + 1e-6)
         assert (abs(value.J) <= abs(posterior.worst) / (1 - gamma) * (1 + 1e-9)).all()
+
+
+def test_unknown_states_are_reckoned_with_as_often_as_rows_lead_to_new_ones():
+    """Of the rows that lead where no other row of their pair does, those whose next state nobody else entered."""
+    s, a, after = [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 2, 0, 0, 1]
+    more = {"n_states": 4, "n_actions": 1, "gamma": 0.5}
+    zero = np.zeros(6)
+
+    def posterior(s, a, after, **options):
+        costs = {"limits": 1.0, "normalised": True, **more}
+        return Posterior.of(Dataset.from_costs(s, a, after, zero, zero, **costs, **options), 0.5, [1, 0, 0, 0], None)
+
+    assert posterior(s, a, after).unknown == pytest.approx(1 / 2)  # one such row, to 2, which no row leaves
+    assert posterior(s, a, [1, 1, 1, 0, 0, 1]).unknown == 0
+    # As episodes: 2 is left, but only because it was entered once.
+    episodes = posterior([0, 2, 0, 1, 0, 1], a, [2, 0, 1, 0, 1, 0], truncated=[False] * 6)
+    assert episodes.unknown == pytest.approx(1 / 2)

@@ -686,7 +686,7 @@ def test_malformed(columns, arguments, kind, message):
             "log.csv",
             ["ward,drug,gain,next", "a,1,0,b", "b,1"],
             ValueError,
-            "log.csv: CSV parse error: Expected 4 columns, got 2",
+            "log.csv: CSV parse error: (Row #3: )?Expected 4 columns, got 2",
         ),
         ("log.csv", ["ward,drug,gain,next"], ValueError, "^the table has no rows$"),
         ("log.csv", ["ward,drug,gain,gain,next", "a,1,0,0,a"], ValueError, "more than one column 'gain'"),

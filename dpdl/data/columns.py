@@ -62,6 +62,17 @@ def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
     return columns
 
 
+def column_names(table: Any) -> list[Any]:
+    """Names of all columns of a table.
+
+    Examples
+    --------
+    >>> column_names({"ward": ["a"], "drug": [1]})
+    ['ward', 'drug']
+    """
+    return _opened(table)[0]
+
+
 def _meant(name: str, names: Sequence[Any]) -> str:
     close = difflib.get_close_matches(name, [one for one in names if isinstance(one, str)], n=1)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -147,8 +147,8 @@ class Dataset:
         - ``normalised=True``: (1 - gamma) C_i <= limits[i], a limit on the discounted average cost per step.
 
         Either is written as a utility u_i = (rate_i - c_i) / scale_i whose discounted sum must be >= 0, where rate_i is
-        limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max |rate_i - c_i| over the
-        log brings it into [-1, 1]. Limits and scales are stored: ``units.costs`` converts J^u to costs.
+        limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max ``|rate_i - c_i|`` over
+        the log brings it into [-1, 1]. Limits and scales are stored: ``units.costs`` converts J^u to costs.
 
         Where an episode ends no further cost arises, but the limit on it is the same: the row that ends it also
         carries the rate of all steps that would have followed, rate_i / (1 - gamma) instead of rate_i.

@@ -200,7 +200,7 @@ class Plans:
         n_states, n_actions, pairs = log.n_states, log.n_actions, log.pairs
         sd = np.sqrt(posterior.variances(start.V))
         visited = posterior.gains - pessimism * sd
-        visited = visited + posterior.gamma * np.outer(start.V @ posterior.base, posterior.away)
+        visited = visited + posterior.gamma * np.outer(posterior.anywhere(start.V), posterior.away)
         gains = np.repeat(posterior.worst[:, None], n_states * n_actions, axis=1)
         gains[:, pairs] = visited
         largest = abs(gains).max(axis=1)

@@ -31,6 +31,8 @@ from dpdl.models.judgement import Judge, constraint_names
 from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
+#: The part of delta that the bounds of a policy may spend that was chosen on the same log.
+SPENT = 1 / 2
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
 
@@ -336,7 +338,7 @@ class Certifier:
     @property
     def level(self) -> float:
         """Failure probability of the bounds of all constraints together."""
-        return self.delta / 2 if self.chosen_here else self.delta
+        return self.delta * SPENT if self.chosen_here else self.delta
 
     @property
     def z(self) -> float:

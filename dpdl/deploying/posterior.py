@@ -1,7 +1,7 @@
 """The model by which policies are certified: what the log shows, and what it may not have shown yet.
 
 The outcomes (r, u, s') of a pair with n visits have a Dirichlet process as their posterior: with weight n the observed
-ones, with weight alpha an outcome from anywhere, the next state uniform among those that the log visits (and the end,
+ones, with weight alpha an outcome from anywhere, the next state uniform among those that the log shows (and the end,
 if episodes end). A policy's value on the mean of that model, and its standard error, are
 
     y(s,a) = r + gamma V(s'),   J = rho0.V,   Var J = sum nu(s,a)^2 Var[mean of y | log] + Var[V(s_0)]/n_0
@@ -15,7 +15,10 @@ alpha is estimated from the log, by leaving one row out: how often does a row le
 That has probability alpha/(n - 1 + alpha). So a log of a system whose next states are few and known is hardly
 smoothed, and one that keeps showing new next states is.
 
-Pairs that the log does not show are worst-case (as in `dpdl.models.plug_in`), in the estimate and not in its error.
+In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
+state is given the worst gain of a step and a next state from anywhere in turn.
+
+Pairs that the log does not show and a policy takes are worst-case for good (as in `dpdl.models.plug_in`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
@@ -188,6 +190,8 @@ class Posterior:
     @cached_property
     def alpha(self) -> float:
         """Weight of an outcome from anywhere, in visits."""
+        from scipy.optimize import brentq  # slow to import
+
         n, single = self.visits_of, np.bincount(self.pair[self.count == 1], minlength=len(self.visits_of))
         n, single = n[n >= 2], single[n >= 2]
 
@@ -197,14 +201,39 @@ class Posterior:
 
         if excess(LEAST_ALPHA) >= 0:
             return LEAST_ALPHA
-        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(scipy.optimize.brentq(excess, LEAST_ALPHA, MOST_ALPHA))
+        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(brentq(excess, LEAST_ALPHA, MOST_ALPHA))
+
+    @cached_property
+    def unknown(self) -> float:
+        """Probability that a next state from anywhere is one that the log does not show.
+
+        By leaving one row out: of the rows that lead where no other row of their pair does, how many would then lead to
+        a state that no row leaves? In an episode a state that was entered once was left only because of that.
+        """
+        log, once = self.log, self.count == 1
+        moved = self.after < log.n_states
+        leaps = once & moved & (self.visits_of[self.pair] >= 2)
+        left = np.zeros(log.n_states, dtype=bool)
+        left[self.state] = True
+        if log.kind != "independent" and log.repeats is None:
+            entered = np.bincount(self.after[moved], self.count[moved], log.n_states)
+            starts = np.zeros(log.n_states) if log.initial_counts is None else log.initial_counts
+            left &= (entered > 1) | (starts > 0)
+        return float((~left[self.after[leaps]]).sum()) / (float(leaps.sum()) + 1)
 
     @cached_property
     def base(self) -> Array:
-        """Distribution of a next state from anywhere, (S,); what is missing from one is the end."""
+        """Distribution of a next state from anywhere, (S,); `unknown` and the end are missing from one."""
         found = np.zeros(self.log.n_states)
         found[self.state] = 1.0
-        return found / (found.sum() + bool(self.log.n_ended))
+        return (1 - self.unknown) * found / (found.sum() + bool(self.log.n_ended))
+
+    def anywhere(self, V: Array) -> Array:
+        """Expected values of a next state from anywhere, (1 + I,).
+
+        A state that the log does not show has the worst gain, and a next state from anywhere in turn.
+        """
+        return (V @ self.base + self.unknown * self.worst) / (1 - self.gamma * self.unknown)
 
     @cached_property
     def away(self) -> Array:
@@ -243,13 +272,14 @@ class Posterior:
         leap = gamma * (choose @ self.away)  # then the next state is one from anywhere
         unknown = np.maximum(1 - choose.sum(axis=1), 0.0)
         unknown[unknown <= 1e-9] = 0.0
-        hopeless = self.worst / (1 - gamma)
-        right = (choose @ self.gains.T + np.outer(unknown, hopeless)).T
+        right = (choose @ self.gains.T + np.outer(unknown, self.worst / (1 - gamma))).T
+        right += np.outer(self.anywhere(np.zeros_like(right)), leap)
+        base = self.base / (1 - gamma * self.unknown)
         # (I - gamma K - leap base') V = right, by the formula of Sherman and Morrison.
         lift = kernel.solve(leap)
         V = np.array([kernel.solve(one) for one in right])
-        V += np.outer(V @ self.base / (1 - self.base @ lift), lift)
-        visits, anywhere = kernel.solve(self.rho0, transposed=True), kernel.solve(self.base, transposed=True)
+        V += np.outer(V @ base / (1 - base @ lift), lift)
+        visits, anywhere = kernel.solve(self.rho0, transposed=True), kernel.solve(base, transposed=True)
         visits = np.maximum(visits + anywhere * (leap @ visits) / (1 - leap @ anywhere), 0.0)
         variances = self.variances(V)
         parts = (visits[self.state] * chosen) ** 2 * variances
@@ -271,8 +301,11 @@ class Posterior:
             y = self.mean[k] + gamma * after[self.after]
             mean = np.bincount(self.pair, self.count * y, size) / n
             square = np.bincount(self.pair, self.count * (y - mean[self.pair]) ** 2 + self.within[k], size) / n
-            middle = float(self.base @ values)
-            elsewhere = gamma**2 * (float(self.base @ (values - middle) ** 2) + (1 - self.base.sum()) * middle**2)
+            middle = float(self.anywhere(V)[k])
+            worst = float(self.worst[k]) + gamma * middle
+            ended = 1 - self.unknown - float(self.base.sum())
+            elsewhere = float(self.base @ (values - middle) ** 2) + self.unknown * (worst - middle) ** 2
+            elsewhere = gamma**2 * (elsewhere + ended * middle**2)
             apart = self.gains[k] + gamma * middle - mean
             mixed = seen * square + (1 - seen) * elsewhere + seen * (1 - seen) * apart**2
             # Rewards that vary among rows with the same next state are not of few kinds: n rows leave 1/n of it.
@@ -298,6 +331,7 @@ class Posterior:
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
         found.__dict__.update(
             alpha=self.alpha,
+            unknown=self.unknown,
             count=count.astype(np.float64),
             mean=self.mean + noise,
             within=self.within * count / self.count,

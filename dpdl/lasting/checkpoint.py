@@ -9,6 +9,9 @@ The header has these names:
                     mixing time was estimated
     reference       sizes, floor and number of samples of mu_hat
     generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
+    phase           in practice only: number of the phase, how often steps were halved, whether the last phase is over
+                    and, once the start was judged, of the points to return and to start at: where its x comes from
+                    and whether that keeps the constraints
 
 The arrays, for a run over n coordinates in b bins, S states, I utilities and N records:
 
@@ -23,6 +26,11 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
     counters (10)                                               the diagnostics
     records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
     position (1), permutation (N or 0)                          place in the log, and the order of the epoch
+    phase_past (10), phase_weight (1)                           in practice only: counters of earlier phases; weight of
+                                                                the penalties
+    best_x (n), best_V (S), best_lam (I), best_figures (4)      the point to return, once the start was judged; its
+                                                                merit, bound, reward, and time beyond the caps
+    base_x (n), base_V (S), base_lam (I), base_figures (4)      the same of the point that the phase started at
 
 Everything else follows from the data set. The core checks nothing, so `dpdl.lasting.state` checks the arrays before
 the core gets them: a correct checksum does not say who wrote the file.
@@ -44,7 +52,9 @@ from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.files.atomic import FileLock, remove_leftovers
 from dpdl.lasting import checkpoint_file, state
+from dpdl.learning import phases
 from dpdl.learning.layout import KNOWABLE, Inputs, Layout
+from dpdl.learning.phases import Judged, Phase
 from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
@@ -52,6 +62,8 @@ from dpdl.settings import ESTIMATE, Resolved, Settings
 ARITHMETIC = 3
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_PRACTICE = "phase"
+_POINTS, _FIGURES = ("best", "base"), ("merit", "bound", "reward", "beyond")
 _NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
 _INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated", "initial_estimated"}
 _SIZES = ("n_samples", "n_states", "n_actions")
@@ -89,6 +101,9 @@ def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
         "reference_pairs": reference.pairs,
         "reference_counts": reference.counts,
     }
+    if layout.settings.profile == "practice":
+        header[_PRACTICE], of_phase = _phase_contents(run.phase)
+        arrays |= of_phase
     checkpoint_file.write(path, header, arrays, new=new, held=held)
 
 
@@ -138,7 +153,7 @@ def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
         raise ValueError(f"its arithmetic is version {found!r}, that of this dpdl is {ARITHMETIC}")
     if header.get("fingerprint") != dataset.fingerprint:
         raise ValueError("it belongs to another data set: the fingerprints differ")
-    if header.keys() != _NAMES:
+    if header.keys() - {_PRACTICE} != _NAMES:
         raise ValueError(f"its header has {sorted(header)}, not {sorted(_NAMES)}")
 
 
@@ -183,10 +198,55 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
     # A part of a log has the table of the whole log, hence other coordinates than a separate log of the same records.
     if not np.array_equal(arrays.pop("pairs"), layout.coordinates.pairs):
         raise ValueError("its pairs are not those of this log; if it was made from part of a log, pass the same part")
-    blank = np.zeros(len(layout.coordinates.c)), np.zeros(dataset.n_states), np.zeros(dataset.n_utilities)
-    run = Run(layout, _core.LazyCore(layout, layout.sampler(generator_from_json(header["generator"])), *blank))
+    run = Run(layout, _phase(header, arrays, layout))
     state.restore(run, arrays)
     return run
+
+
+def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What of a phase, other than its core, goes into the header and into the arrays."""
+    content: dict[str, Any] = {name: getattr(phase, name) for name in ("number", "halvings", "is_over")}
+    past = np.zeros(len(_core.COUNTERS), dtype=np.int64) if phase.past is None else phase.past
+    arrays: dict[str, NDArray[Any]] = {"phase_past": past, "phase_weight": np.array([phase.weight])}
+    for name in _POINTS:
+        point = getattr(phase, name)
+        if point is not None:
+            content[name] = {"phase": point.phase, "kept": point.kept}
+            arrays |= {f"{name}_{part}": getattr(point, part) for part in ("x", "V", "lam")}
+            arrays[f"{name}_figures"] = np.array([getattr(point, figure) for figure in _FIGURES])
+    return content, arrays
+
+
+def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layout) -> Phase:
+    """The phase of a checkpoint with a blank core; what belongs to the phase is taken out of the arrays."""
+    sampler = layout.sampler(generator_from_json(header["generator"]))
+    data = layout.dataset
+    blank = np.zeros(len(layout.coordinates.c)), np.zeros(data.n_states), np.zeros(data.n_utilities)
+    if (layout.settings.profile == "practice") != (_PRACTICE in header):
+        raise ValueError("a phase belongs to a run in practice, and to no other")
+    if _PRACTICE not in header:
+        return Phase(_core.LazyCore(layout, sampler, *blank))
+    content, last = dict(header[_PRACTICE]), (0, *phases.ends(layout))
+    number = check.whole("phase number", content.pop("number"), at_most=len(last) - 2)
+    halvings = check.whole("halvings", content.pop("halvings"), at_most=2 * number)
+    is_over = check.flag("is_over", content.pop("is_over"))
+    past, weight = arrays.pop("phase_past"), arrays.pop("phase_weight")
+    state.check_past(past, last[number])
+    weight = check.numbers_array("phase_weight", weight, shape=(1,), at_least=0)
+    points: dict[str, Judged] = {}
+    for name in _POINTS if content else ():
+        parts = arrays.pop(f"{name}_x"), arrays.pop(f"{name}_V"), arrays.pop(f"{name}_lam")
+        state.check_point(layout, name, *parts)
+        figures = check.numbers_array(f"{name}_figures", arrays.pop(f"{name}_figures"), shape=(len(_FIGURES),))
+        found = content.pop(name)
+        found_in = check.whole(f"phase of {name}", found.pop("phase"), at_most=number + is_over)
+        kept = check.flag("kept", found.pop("kept"))
+        merit, bound, reward, beyond = figures.tolist()
+        points[name] = Judged(*parts, merit, bound, reward, beyond, kept, found_in)
+    if content:
+        raise ValueError(f"its phase has {sorted(content)} as well")
+    core = _core.LazyCore(phases.layout_of(layout, number, halvings), sampler, *blank)
+    return Phase(core, number, halvings, is_over, float(weight[0]), past, **points)
 
 
 def _reference(

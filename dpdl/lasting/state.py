@@ -39,12 +39,12 @@ _AHEAD = ("records_ahead", "initial_ahead")
 
 def restore(run: Run, arrays: Arrays) -> None:
     """Put a state into the core of a run; a ValueError names the first value that no run can have."""
-    blank, layout = run.core.state(), run.layout
+    blank, layout = run.core.state(), run.core.layout
     refresh = layout.refresh
     _check_layout(arrays, blank)
     with np.errstate(all="ignore"):  # overflows and NaNs fail one of the checks
         _check_counters(arrays, layout.settings.T, refresh)
-        _check_draws(arrays, layout)
+        _check_draws(arrays, layout, run.n_steps)
         steps = int(arrays["counters"][0])
         slack = FEASIBLE + 64 * EPS * (64 + len(layout.coordinates.c) + min(steps, refresh))
         drift = slack + 64 * EPS * steps
@@ -54,6 +54,30 @@ def restore(run: Run, arrays: Arrays) -> None:
         _check_x(arrays, layout, n_past, slack, drift)
         run.core.restore(arrays)
         _check_x_sums(arrays, run, n_past, slack, drift)
+
+
+def check_past(past: NDArray[np.int64], steps: int) -> None:
+    """The counters of earlier phases, which took this many steps."""
+    if past.shape != (len(_core.COUNTERS),) or past.dtype != np.int64:
+        raise ValueError(f"phase_past is {past.dtype}{past.shape}, not int64({len(_core.COUNTERS)},)")
+    _within("phase_past", past, 0, 2**62)
+    _within("steps of earlier phases", past[0], steps, steps)
+
+
+def check_point(layout: Layout, name: str, x: Array, V: Array, lam: Array) -> None:
+    """A point of earlier phases, which is a start or an average, lies in the sets of the run."""
+    sizes = (len(layout.coordinates.c), layout.dataset.n_states, layout.dataset.n_utilities)
+    for part, array, size in zip(("x", "V", "lam"), (x, V, lam), sizes, strict=True):
+        if array.shape != (size,) or array.dtype != np.float64:
+            raise ValueError(f"{name}_{part} is {array.dtype}{array.shape}, not float64({size},)")
+    room = 1 + FEASIBLE + 64 * EPS * (64 + len(x) + layout.settings.T)
+    constants = layout.constants
+    _within(f"{name}_x", x, 0, room * _largest_x(layout))
+    _within(f"sum of {name}_x", x.sum(), 0, room * constants.B1)
+    _within(f"sum of {name}_x/mu_hat", layout.coordinates.c @ x, 0, room * constants.B2)
+    _within(f"{name}_V", V, -room * constants.radius_V, room * constants.radius_V)
+    _within(f"{name}_lam", lam, 0, room * constants.radius_lam)
+    _within(f"sum of {name}_lam", lam.sum(), 0, room * constants.radius_lam)
 
 
 def _check_layout(arrays: Arrays, blank: Arrays) -> None:
@@ -89,8 +113,11 @@ def _check_counters(arrays: Arrays, T: int, refresh: int) -> None:
     _within("V_since", arrays["V_since"], 0, steps)
 
 
-def _check_draws(arrays: Arrays, layout: Layout) -> None:
-    """Draws made ahead: in range and, where the order of the log determines them, the right ones."""
+def _check_draws(arrays: Arrays, layout: Layout, before: int) -> None:
+    """Draws made ahead: in range and, where the order of the log determines them, the right ones.
+
+    `before` steps were taken in earlier phases, whose epoch goes on.
+    """
     records, states, permutation = arrays["records_ahead"], arrays["initial_ahead"], arrays["permutation"]
     n_ahead, steps, order = len(records), int(arrays["counters"][0]), layout.settings.order
     n_records, initial = len(layout.descent), layout.inputs.initial
@@ -105,11 +132,11 @@ def _check_draws(arrays: Arrays, layout: Layout) -> None:
     _within("permutation", permutation, 0, n_rows - 1)
     if len(permutation) and (np.bincount(permutation, minlength=n_rows) != (1 if repeats is None else repeats)).any():
         raise ValueError("permutation does not hold every record as often as the log")
-    position = 0 if order == "replacement" else (steps + n_ahead) % n_records
+    position = 0 if order == "replacement" else (before + steps + n_ahead) % n_records
     _within("position", arrays["position"], position, position)
     expected = records.copy()
     if order == "trajectory":
-        expected[:] = (steps + np.arange(n_ahead)) % n_records
+        expected[:] = (before + steps + np.arange(n_ahead)) % n_records
     elif order == "shuffle":  # the permutation lists the present epoch up to the position, or all of the last one
         end = position or n_records
         n_known = min(n_ahead, end)
@@ -187,7 +214,7 @@ def _check_x(arrays: Arrays, layout: Layout, n_past: int, slack: float, drift: f
 
 def _check_x_sums(arrays: Arrays, run: Run, n_past: int, slack: float, drift: float) -> None:
     """Averages of x in X, and bounds on what they are computed from: q of the bins; acc, mark and settled of pairs."""
-    layout, steps = run.layout, float(arrays["counters"][0])
+    layout, steps = run.core.layout, float(arrays["counters"][0])
     (_, tau, _), past, (*_, acc, mark, high, low) = arrays["frame"], arrays["moments"][1], arrays["x"]
     bins, constants, since_refresh = layout.coordinates.bins, layout.constants, steps % layout.refresh
     # q_k sums exp(-shift) (-tau)^k / k! over these n_past steps, in which tau only grew. A fold truncates series.

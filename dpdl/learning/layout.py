@@ -374,9 +374,18 @@ class Layout:
         x = np.zeros(len(each.c))
         x[: len(each.pairs)] = q[each.pairs]
         log_x = practice.log_mixture(x, each.mu_hat * each.multiplicity(), k.gamma)
-        log_x = np.minimum(log_x, self.log_cap)
-        log_x -= max(0.0, math.log(each.c @ np.exp(log_x) / self.constants.B2))
         lam = lam * min(1.0, 0.5 * k.radius_lam / max(lam.sum(), 1e-300)) if len(lam) else lam
+        return self.moved_inside(np.exp(log_x), V, lam)
+
+    def moved_inside(self, x: Array, V: Array, lam: Array) -> tuple[Array, Array, Array]:
+        """Return a point as a starting point (log x, V, log lam), moved into the feasible sets."""
+        k, tiny = self.settings, np.finfo(float).tiny
+        log_x = np.minimum(np.log(np.maximum(x, tiny)), self.log_cap)
+        total = np.exp(log_x)
+        sums = (total.sum() / self.constants.B1, self.coordinates.c @ total / self.constants.B2)
+        log_x -= max(0.0, *(math.log(one) for one in sums))
+        lam = np.maximum(lam, tiny)
+        lam = lam * (k.radius_lam / max(k.radius_lam, lam.sum()))
         return log_x, np.clip(V, -k.radius_V, k.radius_V), np.log(lam)
 
     def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:

@@ -1,17 +1,30 @@
 """Defaults found from the data: what `learn` does when it is told no more than a log and a discount.
 
-The theorem's parameters ask for budgets that no log has. In practice a run starts from a saddle point of the plug-in
-problem and takes small steps in natural units over reshuffled rows. None of this is the paper's, and no theorem covers
-it: the answer is judged on the plug-in model instead (`dpdl.models.judgement`).
+**The paper's** (``profile="theory"``): the step, its feasible sets, averages over all iterates, and the parameters,
+start and number of steps of Theorem 4.1. It needs no model of the log, memory and time of a step do not grow with the
+number of pairs, and its conclusion is a theorem; but the theorem asks for budgets that no log has, and from the paper's
+start some thousands of visits to each pair earn little where information travels through many states. It is the one
+to study, and to run on fresh data at its own budgets.
+
+**Ours** (``profile="practice"``): everything below. The same step starts from a saddle point of the plug-in problem
+and is taken in natural units over reshuffled rows, in phases (`dpdl.learning.phases`). No theorem covers this; each
+phase is judged on the plug-in model instead (`dpdl.models.judgement`), and the best point, start included, is returned.
+Where the plan is exact the phases find nothing better and the result says so; they pay where it is not. It is the one
+to use for an answer from a given log: reward, constraints and a bound of what is missing are estimated with it.
 
     psi      twice what the best safe policy of the plug-in model needs, between LEAST_PSI and MOST_PSI
     slater   half of the best worst utility on the plug-in model
     T        VISITS steps for each visited pair
-    kappa    MARGIN of the best worst utility, so that noise does not break a constraint that binds
-    steps    eta/alpha_x = 0.05/n, eta/alpha_V = 0.0028 (1-gamma)/A, eta/alpha_lam = 0.05 (1-gamma), n visited pairs
-    start    V and lam of the plug-in problem inside D(psi), x = its occupancy, a little mu_hat/(1-gamma) mixed in
+    kappa    MARGIN of the best worst utility, against rounding and the noise of a run; a margin against the error of
+             the estimates is the caller's to choose
+    steps    eta/alpha_x = STEP_X/n, eta/alpha_V = STEP_V (1-gamma)/A, eta/alpha_lam = STEP_LAM (1-gamma)/(1 + sum lam),
+             with n visited pairs and the lam of the plan
+    start    V and lam of the run's own problem, x = its occupancy, a little mu_hat/(1-gamma) mixed in: the planner's
+             answer where psi does not bind, that of a linear program inside D(psi) where it does
+             (`dpdl.models.restricted`)
 
-Above LP_PAIRS pairs the plan does not know psi: it is that of the whole plug-in problem, cut to the caps.
+For a large model where psi binds the linear program needs an optional package; without it the start is the plan without
+psi, cut to the caps.
 """
 
 from __future__ import annotations
@@ -25,7 +38,7 @@ from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import INT32_MAX
-from dpdl.models import certified, planner
+from dpdl.models import certified, planner, restricted
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import MOST_PAIRS, TOLERANCE, tolerances
@@ -34,13 +47,18 @@ from dpdl.models.plug_in import plug_in
 
 #: psi lies between these: a larger one lets noise in, a smaller one leaves no room.
 LEAST_PSI, MOST_PSI = 4.0, 300.0
-LEAST_SLATER, MARGIN = 1e-3, 0.05
+LEAST_SLATER, MARGIN = 1e-3, 0.005
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
+#: Steps in natural units; see above.
+STEP_X, STEP_V, STEP_LAM = 0.3, 0.1, 0.02
 #: Share of mu_hat/(1-gamma) in the starting point, and the least multiplier in it.
 MIXED, LEAST_LAM = 1e-4, 0.01
-#: Linear programs of the plug-in model are solved up to this many pairs; beyond, and without caps from fewer pairs on,
-#: the planner finds the plan, to this relative gap.
-LP_PAIRS, PLANNER_PAIRS, PLAN_GAP = 10_000, 2_000, 1e-3
+#: Plans that are kept for each log: those of psi and kappa that a run, its start and its defaults need.
+KNOWN_PLANS = 4
+#: The best worst utility is found by a linear program up to this many pairs, and by the planner beyond.
+LP_PAIRS = 10_000
+#: Relative gap of a plan.
+PLAN_GAP = 1e-3
 
 
 class Careful(NamedTuple):
@@ -98,33 +116,35 @@ def infeasible(dataset: Dataset, gamma: float, initial: Array) -> Careful | None
     return found if found is not None and found.margin < -shown else None
 
 
+_PLANS: WeakKeyDictionary[Dataset, dict[tuple[float, bytes, float | None, float], Plan | None]] = WeakKeyDictionary()
+
+
 def plan(dataset: Dataset, gamma: float, initial: Array, psi: float | None, kappa: float = 0.0) -> Plan | None:
     """Return a saddle point of the plug-in problem; None if there is none, or it could not be found."""
-    model = plug_in(dataset, gamma, initial)
-    if model.r.size > (LP_PAIRS if psi is not None else PLANNER_PAIRS):
-        return _planned(model, dataset, kappa)
-    closed, mu = model.closed(), dataset.frequencies
-    caps = programs.region(closed, psi if psi is not None else np.inf, mu)
-    program = programs.largest_reward(closed, (1 - gamma) * kappa, caps)
-    found = programs.propose(program)
+    key, known = (gamma, initial.tobytes(), psi, kappa), _PLANS.setdefault(dataset, {})
+    if key in known:
+        return known[key]
+    found = None
+    if psi is not None:  # the plan for any psi is the answer, unless it lies beyond the caps
+        found = plan(dataset, gamma, initial, None, kappa)
+        if found is not None and (found.q > psi * dataset.frequencies.ravel()).any():
+            found = None
     if found is None:
-        return None
-    lam = np.maximum(found.w[: model.n_utilities], 0.0)
-    # HiGHS's V is determined up to a constant: the multiplier of sum q = 1, the gain at which the caps are filled.
-    gain = program.gain - programs.value_drop(closed, found.V) + lam @ closed.u.reshape(len(lam), closed.r.size)
-    order = np.argsort(-gain)
-    critical = int(np.searchsorted(np.cumsum(np.minimum(caps[order], 1.0)), 1.0 - 1e-9))
-    V = found.V + gain[order][min(critical, len(order) - 1)] / (1 - gamma)
-    return Plan(found.q[: model.r.size], V[: model.n_states], lam)
+        found = _plan(dataset, plug_in(dataset, gamma, initial), psi, kappa)
+    while len(known) >= KNOWN_PLANS:
+        known.pop(next(iter(known)))
+    known[key] = found
+    return found
 
 
-def _planned(model: CMDP, dataset: Dataset, kappa: float) -> Plan | None:
-    """The plan without caps, over the actions that the log shows, for a model that is large for a linear program."""
-    seen = dataset.frequencies > 0
-    found = planner.plan(model, kappa, tol=PLAN_GAP, allowed=seen | ~seen.any(axis=1, keepdims=True))
-    if not np.isfinite(found.reward):
+def _plan(dataset: Dataset, model: CMDP, psi: float | None, kappa: float) -> Plan | None:
+    try:
+        found = restricted.plan(model, psi, dataset.frequencies, kappa, tol=PLAN_GAP)
+    except ImportError:  # the caps of a large model need an optional package; without it the start is cut to them
+        found = restricted.plan(model, None, dataset.frequencies, kappa, tol=PLAN_GAP)
+    if not np.isfinite(found.q).all():
         return None
-    return Plan((1 - model.gamma) * found.occupancy.ravel(), found.V, found.lam)
+    return Plan(found.q, found.V, np.maximum(found.lam, 0.0))
 
 
 def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[str, Any]:
@@ -132,28 +152,26 @@ def defaults(dataset: Dataset, given: dict[str, Any], initial: Array) -> dict[st
     gamma, n = float(given["gamma"]), len(dataset.pairs)
     found: dict[str, Any] = {"profile": "practice", "eta": 1.0, "floor": 0.1 / len(dataset)}
     found["order"] = "shuffle" if len(dataset) <= INT32_MAX else "replacement"  # more cannot be shuffled
-    found["alpha_x"] = n / 0.05
-    found["alpha_V"] = dataset.n_actions / (2.8e-3 * (1 - gamma))
-    found["alpha_lam"] = 1 / (0.05 * (1 - gamma))
     careful = most_careful(dataset, gamma, initial)
     if "slater" not in given:
         found["slater"] = 0.5 if careful is None else min(1.0, max(LEAST_SLATER, careful.margin / 2))
     if "kappa" not in given and "eps" not in given and careful is not None:
         found["kappa"] = MARGIN * max(0.0, careful.margin) / (1 - gamma)
+    aim = plan(dataset, gamma, initial, given.get("psi"), float(given.get("kappa", found.get("kappa", 0.0)) or 0.0))
+    found["alpha_x"] = n / STEP_X
+    found["alpha_V"] = dataset.n_actions / (STEP_V * (1 - gamma))
+    found["alpha_lam"] = (1 + (0.0 if aim is None else float(aim.lam.sum()))) / (STEP_LAM * (1 - gamma))
     if "psi" not in given:
-        found["psi"] = _needed_psi(dataset, gamma, initial)
+        found["psi"] = MOST_PSI if aim is None else _generous_psi(dataset, aim)
     if "T" not in given and "eps" not in given:
         found["T"] = int(min(MOST_STEPS, max(LEAST_STEPS, VISITS * n)))
     return found | given
 
 
-def _needed_psi(dataset: Dataset, gamma: float, initial: Array) -> float:
-    """Return twice the deviation of the best safe policy of the plug-in model, within the bounds of psi."""
-    found = plan(dataset, gamma, initial, None)
-    if found is None:
-        return MOST_PSI
+def _generous_psi(dataset: Dataset, aim: Plan) -> float:
+    """Return twice the deviation of a plan, within the bounds of psi."""
     mu = dataset.pair_counts / len(dataset)
-    return float(np.clip(2 * (found.q[dataset.pairs] / mu).max(), LEAST_PSI, MOST_PSI))
+    return float(np.clip(2 * (aim.q[dataset.pairs] / mu).max(), LEAST_PSI, MOST_PSI))
 
 
 def start(dataset: Dataset, gamma: float, initial: Array, psi: float, kappa: float) -> Plan | None:

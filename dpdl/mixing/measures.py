@@ -34,7 +34,7 @@ _INDISTINGUISHABLE = 1e-9
 
 
 def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
-    """Return the (S, S) kernel of the states under a policy: P_pi(s, s') = sum_a pi(a|s) P(s'|s, a).
+    """Return the (S, S) kernel of the states under a policy: ``P_pi(s, s') = sum_a pi(a|s) P(s'|s, a)``.
 
     Where episodes end, the next one begins in a state drawn from rho0.
 
@@ -49,7 +49,7 @@ def behaviour_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
 
 
 def pair_kernel(cmdp: CMDP, policy: ArrayLike) -> sp.csr_array:
-    """Return the (S*A, S*A) kernel of the pairs (s, a) under a policy: P(s'|s, a) pi(a'|s'), pair s A + a.
+    """Return the (S*A, S*A) kernel of the pairs (s, a) under a policy: ``P(s'|s, a) pi(a'|s')``.
 
     A pair whose action the policy never takes is transient, and `stationary` says so.
 
@@ -215,8 +215,8 @@ def pseudo_spectral_gap(kernel: Any, max_power: int | None = None) -> float:
 def bernstein_half_width(n: int, variance: float, bound: float, mixing_time: float, delta: float) -> float:
     """Return the half-width of Proposition H.1, for the sum of f over n steps of a chain.
 
-    If f has mean zero, variance sigma^2 under mu and |f| <= M, then with probability at least 1 - delta, wherever
-    the chain starts, |sum f(X_t)| <= sqrt(32 t_mix n sigma^2 log(4/delta)) + 82 t_mix M log(4/delta).
+    If f has mean zero, variance sigma^2 under mu and ``|f| <= M``, then with probability at least 1 - delta, wherever
+    the chain starts, ``|sum f(X_t)| <= sqrt(32 t_mix n sigma^2 log(4/delta)) + 82 t_mix M log(4/delta)``.
 
     Parameters
     ----------

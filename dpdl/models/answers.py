@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
+from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified
+from dpdl.models import certified, restricted
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 from dpdl.models.occupancy import state_occupancy
@@ -16,6 +17,8 @@ from dpdl.models.solution import Evaluation, Solution
 
 #: From this many pairs on, the planner is taken by default: there it is quicker than the linear program.
 PLANNER_PAIRS = 2000
+#: The relative gap to which plans inside D(psi) are made.
+_NEAR_GAP = 1e-3
 #: The accuracy of a value without which there is no answer.
 _SHOWN = 1e-6
 
@@ -78,11 +81,11 @@ def solve(
     mu : array_like, shape (S, A), optional
         The data distribution.
     method : {"auto", "planner", "lp"}
-        "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes the planner
-        from 2,000 pairs on if `psi` is not given, and the linear program otherwise or if the planner's answer is
-        inaccurate.
+        "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes what measures
+        quicker: the linear program up to 2,000 pairs, then the planner, and with `psi` the linear program up to 5,000
+        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate.
     tol : float
-        Relative gap that the planner may leave; it is then quicker.
+        Relative gap that methods for many pairs may leave; they are then quicker. With `psi` at least 1e-3.
 
     Returns
     -------
@@ -109,14 +112,23 @@ def solve(
         planned = plan(cmdp, kappa, tol)
         if method == "planner" or planned.status != "inaccurate":
             return planned
+    if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
+        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP))
+        found = np.isfinite(near.excess)
+        return _solution(cmdp, near.status, policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if found else None)
     closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
     answer = certified.solve(programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape)))
     if answer is None:
-        nothing = np.full(shape, np.nan)
-        return Solution("infeasible", np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
-    policy = answer.policy[: cmdp.n_states]
+        return _solution(cmdp, "infeasible", None)
+    return _solution(cmdp, "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states])
+
+
+def _solution(cmdp: Model, status: str, policy: Array | None) -> Solution:
+    """Return the figures of a policy; NaN without one."""
+    if policy is None:
+        nothing = np.full(cmdp.r.shape, np.nan)
+        return Solution(status, np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
     value = evaluate(cmdp, policy)
-    status = "optimal" if answer.certain else "inaccurate"
     return Solution(status, value.reward, value.utilities, value.occupancy, policy)
 
 

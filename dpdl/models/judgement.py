@@ -112,6 +112,26 @@ class Dual(NamedTuple):
     mass: Array
 
 
+class Standing(NamedTuple):
+    """A policy on the plug-in model, in the model's units: the quick part of a judgement, without standard errors.
+
+    Attributes
+    ----------
+    totals : array, shape (1 + I,)
+        J and J^u.
+    values : array, shape (1 + I, S)
+        The value functions.
+    occupancy : array, shape (S A,)
+    bound : float or None
+        As in `Judgement`, in the model's units; None without the duals of a run.
+    """
+
+    totals: Array
+    values: Array
+    occupancy: Array
+    bound: float | None
+
+
 @dataclass(frozen=True)
 class Judgement:
     """Estimates for a policy from the data of a log, `judge` says how.
@@ -275,14 +295,18 @@ class Judge:
         found[self.dataset.pairs] = self.dataset.pair_counts
         return found
 
+    def standing(self, policy: Array, dual: Dual | None = None) -> Standing:
+        """Evaluate a policy, and with the duals of a run bound how much more another could earn."""
+        model = self.model
+        chain = Chain(model, policy, model.gamma)
+        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
+        occupancy, values = chain.occupancy(), chain.values(gains)
+        return Standing(gains @ occupancy, values, occupancy, None if dual is None else self._bound(dual, values))
+
     def of(self, policy: Array, dual: Dual | None = None) -> Judgement:
         """Estimate reward and constraints of a policy, and with the duals of a run how good it is."""
         model, units = self.model, self.dataset.units
-        chain = Chain(model, policy, model.gamma)
-        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
-        occupancy = chain.occupancy()
-        values = gains @ occupancy
-        V = chain.values(gains)
+        values, V, occupancy, bound = self.standing(policy, dual)
         errors = self._errors(occupancy, V, model.gamma)
         names = constraint_names(units, model.n_utilities)
         episodes = self.per_episode(policy)
@@ -310,7 +334,7 @@ class Judge:
             gamma=model.gamma,
             n_transitions=len(self.dataset),
             flow_residual=None if dual is None else self._flow_residual(dual.mass),
-            bound=None if dual is None else units.reward(self._bound(dual, V)),
+            bound=None if bound is None else units.reward(bound),
             occupancy=occupancy.reshape(policy.shape),
         )
 

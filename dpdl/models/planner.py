@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +70,8 @@ class Plan(Solution):
         policy's weighted utility is below kappa.
     V : ndarray, shape (S,)
         Proves the upper bound, and with it infeasibility: V(s) >= r(s, a) + <u(s, a), lam> + gamma sum P V in every
-        pair, and upper = <rho0, V> - kappa sum lam; without r if infeasible.
+        pair, and upper = <rho0, V> - kappa sum lam; without r if infeasible. With rows of `at_most` and their
+        multipliers w >= 0: less <rows, w> on the right, and plus <limits, w>/(1-gamma) in `upper`.
     slater : tuple of float
         Lower and upper bound of the Slater constant, as far as phase one went; infinite if it was not needed.
     n_columns, n_iterations, n_passes, n_sweeps : int
@@ -113,6 +114,7 @@ def plan(
     tol: float = 1e-3,
     *,
     allowed: ArrayLike | None = None,
+    at_most: tuple[Array, Array] | None = None,
     time_limit: float | None = None,
     max_columns: int = _MOST_COLUMNS,
     callback: Callable[[Progress], Any] | None = None,
@@ -130,6 +132,8 @@ def plan(
         Relative gap of the bounds of the reward at which to stop; a gap of 1e-9/(1-gamma) is enough in any case.
     allowed : array_like of bool, shape (S, A), optional
         The pairs that a policy may use, at least one in each state; all by default.
+    at_most : tuple of arrays, shapes (K, S A) and (K,), optional
+        Rows and limits: K more constraints, rows.q <= limits, on the normalised occupancy q. There should be few.
     time_limit : float, optional
         Seconds.
     max_columns : int
@@ -154,8 +158,12 @@ def plan(
     kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, check.whole("max_columns", max_columns, at_least=1), callback)
+    if at_most is not None:
+        rows = check.numbers_array("at_most[0]", at_most[0], shape=(None, model.r.size))
+        at_most = rows, check.numbers_array("at_most[1]", at_most[1], shape=(len(rows),))
     with StatusLine() as line:
-        return _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line).plan()
+        planner = _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line, at_most)
+        return planner.plan()
 
 
 def slater_bounds(
@@ -315,19 +323,31 @@ class _Planner:
         allowed: NDArray[np.bool_] | None,
         limits: _Limits,
         line: StatusLine,
+        at_most: tuple[Array, Array] | None = None,
     ) -> None:
         self.model, self.limits, self.line, self.tol = model, limits, line, tol
+        self.at_most = at_most or (np.empty((0, model.r.size)), np.empty(0))
         self.unit, self.rows = 1 - model.gamma, Rows.of(model, allowed)
+        self._add_rows()
         self.pricing, self.columns = Pricing(self.rows), list[_Column]()
         self.n_utilities, self.n_iterations = len(self.rows.gains) - 1, 0
         self.begin(kappa)
 
     def begin(self, kappa: Array | float) -> None:
         """Ask for other margins; the columns that were found stay."""
-        self.kappa, self.room = np.broadcast_to(kappa, self.n_utilities), 0.0
+        margins = np.broadcast_to(kappa, len(self.model.u))
+        self.kappa, self.room = np.append(margins, np.zeros(self.n_utilities - len(margins))), 0.0
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(1, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown)
         self.reward = _Phase(2, np.append(1.0, none), unknown, self.tol)
+
+    def _add_rows(self) -> None:
+        """Turn rows.q <= limits into utilities >= 0; `ends` is a gain with value one for every policy."""
+        rows, limits = self.at_most
+        if len(limits):
+            sure = self.rows.ends / self.unit
+            gains = np.outer(limits, sure) - rows[:, self.rows.pairs]
+            self.rows = replace(self.rows, gains=np.concatenate([self.rows.gains, gains]))
 
     def plan(self) -> Plan:
         """Run both phases."""
@@ -465,7 +485,9 @@ class _Planner:
 
     def _slater(self) -> tuple[float, float]:
         """Bounds of the Slater constant by those of the least margin."""
-        least, most = (self.kappa.min(), self.kappa.max()) if self.n_utilities else (0.0, 0.0)
+        margins = self.kappa[: len(self.model.u)]
+        least, most = (margins.min(), margins.max()) if len(margins) else (0.0, 0.0)
+        most = np.inf if len(self.at_most[1]) else most  # phase one is about further rows as well
         return float(self.margin.lower + least), float(self.margin.upper + most)
 
     def _report(self, phase: _Phase) -> None:
@@ -485,13 +507,16 @@ class _Planner:
         shape, infeasible = self.model.r.shape, status == "infeasible"
         phase = self.margin if infeasible else self.reward
         occupancy = policy = np.full(shape, np.nan)
-        reward, utilities, lower = np.nan, np.full(self.n_utilities, np.nan), np.nan
+        n, (rows, limits) = len(self.model.u), self.at_most
+        reward, utilities, lower = np.nan, np.full(n, np.nan), np.nan
         weights = self.margin.weights if self.reward.weights is None else self.reward.weights
         if not infeasible and weights is not None:
             occupancy, policy, error = self._mixed(weights)
             reward = float(np.vdot(occupancy, self.model.r))
             utilities = np.einsum("isa,sa->i", self.model.u, occupancy)
-            safe = (self.unit * (utilities + error) - self.kappa).min(initial=np.inf) >= -TOLERANCE
+            left = limits - self.unit * (rows @ occupancy.ravel() - error)
+            kept = np.append(self.unit * (utilities + error) - self.kappa[:n], left)
+            safe = kept.min(initial=np.inf) >= -TOLERANCE
             lower = reward - error if safe else -np.inf
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
@@ -504,8 +529,8 @@ class _Planner:
             policy=policy,
             lower=lower,
             upper=np.nan if infeasible else self.reward.upper / self.unit,
-            lam=phase.prices[1:],
-            V=phase.V,
+            lam=phase.prices[1 : n + 1],
+            V=phase.V - float(phase.prices[n + 1 :] @ limits) / self.unit,
             slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,

@@ -2,8 +2,9 @@
 
     maximise r.q   subject to   u_i.q >= (1-gamma) kappa,   q <= psi mu,   sum q/(psi mu) <= N,   q an occupancy
 
-The linear program goes to scipy's HiGHS while that is quick. Beyond, the planner is asked first: if the best safe
-policy anywhere lies in D(psi), it is the answer. Otherwise the program goes to the first-order method PDLP of highspy.
+The linear program goes to scipy's HiGHS while that is quick. Beyond, the planner is asked first. It knows no caps, but
+few of them bind unless psi is small, and those are added as constraints when a plan exceeds them. If they are too many,
+the program goes to the first-order method PDLP of highspy.
 
 No solver is trusted. The answer is a policy with its own occupancy, computed from the model, and the upper bound is
 that of weak duality for the multipliers that were found (`dpdl.models.linear_programs.Program.bound`).
@@ -11,6 +12,7 @@ that of weak duality for the multipliers that were found (`dpdl.models.linear_pr
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,6 +29,8 @@ from dpdl.models.model import Model
 
 #: Up to this many pairs scipy's HiGHS is quick. It is with 10,000 on problems that mix fast, and takes 40 s on others.
 LP_PAIRS = 5000
+#: How many caps the planner takes into account: at most, and more after a plan.
+_MOST_CAPS, _CAPS_AT_ONCE = 60, 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,21 +117,34 @@ def plan(
 
 
 def _by_planner(model: Model, program: Program, kappa: float, tol: float, seconds: float) -> Restricted | None:
-    """Return the best safe policy on the support of the caps, if it lies in D(psi) or none is safe; None otherwise."""
-    seen = (program.caps[: model.r.size] > 0).reshape(model.r.shape)
+    """Plan with those caps only that the plans without them exceed; None if they are too many, or time runs out.
+
+    Each plan's upper bound is one of the problem with all caps, and a plan within all caps is its solution.
+    """
+    deadline, size = time.monotonic() + seconds, model.r.size
+    seen = (program.caps[:size] > 0).reshape(model.r.shape)
     allowed = seen | ~seen.any(axis=1, keepdims=True)
-    found = planner.plan(model, kappa, tol, allowed=allowed, time_limit=seconds)
-    if found.status == "infeasible":
-        return _none(model, "infeasible")
-    if found.status != "optimal":
-        return None
-    q = (1 - model.gamma) * found.occupancy.ravel()
-    ended = np.zeros(len(program.caps) - len(q))
-    ended[:1] = max(0.0, 1 - float(q.sum()))
-    excess = max(0.0, program.excess(np.append(q, ended)))
-    if excess > TOLERANCE:
-        return None
-    return Restricted(q, found.V, found.lam, "optimal", (found.lower, found.upper), excess)
+    # The constraints besides the utilities: sum q/caps, if psi is given, and the caps.
+    share = program.rows[model.n_utilities :, :size].toarray()
+    rows, limits = share, program.limits[model.n_utilities :]
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        found = planner.plan(model, kappa, tol, allowed=allowed, at_most=(rows, limits), time_limit=left)
+        if found.status == "infeasible":
+            return _none(model, "infeasible")
+        if found.status != "optimal":
+            return None
+        q = (1 - model.gamma) * found.occupancy.ravel()
+        over = q - program.caps[:size]
+        excess = max(0.0, float(over.max()), float((rows @ q - limits).max(initial=0.0)))
+        if excess <= TOLERANCE:
+            return Restricted(q, found.V, found.lam, "optimal", (found.lower, found.upper), excess)
+        worst = np.argsort(-over, kind="stable")[:_CAPS_AT_ONCE]
+        worst = worst[(over[worst] > TOLERANCE) & ~rows[len(share) :, worst].any(axis=0)]
+        if not len(worst) or len(limits) + len(worst) > _MOST_CAPS:
+            return None
+        rows = np.concatenate([rows, np.equal.outer(worst, np.arange(size)).astype(np.float64)])
+        limits = np.append(limits, program.caps[worst])
 
 
 def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> Restricted:

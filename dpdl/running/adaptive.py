@@ -32,7 +32,7 @@ from dpdl.learning import practice
 from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
 from dpdl.learning.run import Run
 from dpdl.premises import Premise, combined
-from dpdl.result import MESSAGES, Level, Point, Result, Status
+from dpdl.result import FINISHED, MESSAGES, Level, Point, Result, Status
 from dpdl.running.arguments import accepts, parse, refuse_unknown
 from dpdl.running.driver import drive, refuse_infeasible
 from dpdl.running.options import OptionKeywords, Options
@@ -251,7 +251,7 @@ def _levels(
         generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
         position += phases.n_fresh
         levels.append(level)
-        if status is not Status.COMPLETED:
+        if status not in FINISHED:
             return status, message
         if schedule.in_practice and level.psi * schedule.least_share >= 1:
             return Status.COMPLETED, f"stopped at level {number}: psi = {level.psi:g} no longer limits the policy"
@@ -520,7 +520,7 @@ def _run_level(
     result = drive(run, options, interrupts, new=is_new)
     status, message, found = result.status, result.ending, None
     verdict, reward = None, math.nan
-    if status is Status.COMPLETED:
+    if status in FINISHED:
         try:
             if schedule.in_practice and result.evaluation is not None:
                 # A policy that earns more than any within psi of the data is not within psi.

@@ -52,10 +52,11 @@ def parse(
 
 
 def _in_practice(given: dict[str, Any]) -> bool:
-    """Whether parameters of the theorem are missing, so that those of practice take their place."""
+    """Whether parameters of the theorem are missing, so that those of practice take their place, or `tol` is given."""
     if "profile" in given:
         return bool(given["profile"] == "practice")
-    return not {"psi", "slater"} <= given.keys() or not given.keys() & {"T", "eps"}
+    complete = {"psi", "slater"} <= given.keys() and given.keys() & {"T", "eps"}
+    return not complete or given.get("tol") is not None
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> None:

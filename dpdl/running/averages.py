@@ -25,6 +25,7 @@ _BY_PRECEDENCE = (
     Status.TIME_LIMIT,
     Status.STEP_LIMIT,
     Status.COMPLETED,
+    Status.CONVERGED,
 )
 
 
@@ -121,6 +122,8 @@ def _message(statuses: list[Status], n_missing: int) -> str:
     n = len(statuses)
     if all(status is Status.COMPLETED for status in statuses):
         return f"all steps of {n} replicas were taken"
+    if all(status is Status.CONVERGED for status in statuses):
+        return f"the gaps of {n} replicas are within the tolerance"
     ended = statuses[: n - n_missing]
     counts = [f"{ended.count(status)} {status.name}" for status in reversed(_BY_PRECEDENCE) if status in ended]
     missing = [f"{n_missing} not begun"] if n_missing else []

@@ -26,7 +26,7 @@ from dpdl.lasting.progress import Progress
 from dpdl.learning import practice
 from dpdl.learning.run import Run
 from dpdl.models import highs
-from dpdl.result import Result, SparseTable, Status
+from dpdl.result import FINISHED, Result, SparseTable, Status
 from dpdl.running.options import Options
 
 #: Longest time that the core runs before it returns to Python, in seconds.
@@ -58,23 +58,27 @@ def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> R
 
 def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _CheckpointWriter, deadline: float) -> Result:
     """Release the writer's lock before the result is returned: Ctrl-C after the return would lose the result."""
-    core, planned = run.core, run.layout.settings.T
+    planned = run.layout.settings.T
     total = planned if options.step_limit is None else min(planned, options.step_limit)
-    status, code = Status.COMPLETED if max(total, core.n_steps) == planned else Status.STEP_LIMIT, 0
+    status, code = Status.COMPLETED if max(total, run.n_steps) == planned else Status.STEP_LIMIT, 0
     try:
-        with Progress(total, options.progress, core.n_steps) as bar:
+        with Progress(total, options.progress, run.n_steps) as bar:
             timer = _Timer(run, writer, options, deadline)
-            while core.n_steps < total and code == 0:
+            run.settle()
+            while run.n_steps < total and code == 0 and not run.has_converged:
                 if time.monotonic() >= deadline:
                     status = Status.TIME_LIMIT
                     break
-                size, seconds = timer.next_chunk(total - core.n_steps)
-                code = core.run(size, seconds)
+                size, seconds = timer.next_chunk(min(total - run.n_steps, run.left))
+                code = run.core.run(size, seconds)
                 if code == 0:
+                    run.settle()
                     timer.run_due_actions()
-                bar.update(core.n_steps)
-                if was_interrupted(interrupts) or (options.stop is not None and options.stop(core.n_steps)):
+                bar.update(run.n_steps)
+                if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.n_steps)):
                     raise KeyboardInterrupt
+        if run.has_converged:
+            status = Status.CONVERGED
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except StopIteration:
@@ -89,7 +93,7 @@ def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _Checkpoi
                 writer.lock.release()
                 return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
             writer.update()
-            if status is Status.COMPLETED and not run.slater_checked:
+            if status in FINISHED and not run.slater_checked:
                 run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
                 _check_slater(run, options, interrupts, deadline)
             result = run.result(status)
@@ -176,7 +180,7 @@ def _in_background(
     ends = time.monotonic() + seconds
     worker.start()
     while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
-        if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.core.n_steps)):
+        if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.n_steps)):
             raise KeyboardInterrupt
     if failed:
         raise failed[0]
@@ -193,7 +197,7 @@ class _CheckpointWriter:
         self.run, self.path, self.lock = run, path, lock
         self.skip = False
         self.note = ""
-        self.steps = run.core.n_steps  # in the checkpoint on disk
+        self.steps = run.n_steps  # in the checkpoint on disk
         if path is not None and (new or self.steps < run.layout.settings.T):
             if not new:
                 lock.take(path)
@@ -201,7 +205,7 @@ class _CheckpointWriter:
 
     def update(self) -> None:
         """Write a checkpoint. If that fails, for instance because the disk is full, warn and let the run continue."""
-        n_steps = self.run.core.n_steps
+        n_steps = self.run.n_steps
         if self.path is None or n_steps == self.steps:
             return
         if self.skip:
@@ -221,7 +225,7 @@ class _CheckpointWriter:
         """Put the reason why the checkpoint is out of date into the run's notes; an empty reason removes it."""
         notes = tuple(note for note in self.run.notes if note != self.note)
         self.note = reason and (
-            f"the checkpoint {self.path} could not be written after {self.run.core.n_steps} steps ({reason}); "
+            f"the checkpoint {self.path} could not be written after {self.run.n_steps} steps ({reason}); "
             f"the previous one, of {self.steps} steps, is kept"
         )
         self.run.notes = (*notes, self.note) if reason else notes
@@ -240,13 +244,13 @@ class _Timer:
         """Largest number of steps of the next chunk, and its time limit."""
         size = left if self.options.chunk is None else min(left, self.options.chunk)
         if self.by_steps:
-            size = min(size, self.every - self.run.core.n_steps % self.every)
+            size = min(size, self.every - self.run.n_steps % self.every)
         wait = math.inf if self.options.chunk is not None else CHUNK_SECONDS
         return size, min(wait, max(0.0, self.deadline - time.monotonic()))
 
     def run_due_actions(self) -> None:
         """Call the callback and write a checkpoint, if they are due."""
-        now, options, n_steps = time.monotonic(), self.options, self.run.core.n_steps
+        now, options, n_steps = time.monotonic(), self.options, self.run.n_steps
         if options.callback is not None:
             due = n_steps % self.every == 0 if self.by_steps else now - self.called >= (options.callback_seconds or 0)
             if due:

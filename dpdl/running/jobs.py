@@ -130,7 +130,7 @@ class Jobs:
             if self.resume and path is not None and path.exists():
                 run = checkpoint.load(path, self.dataset, one)
                 checkpoint.refuse_other_run(path, run.layout, layout)
-                self.resumed[k] = run.core.n_steps
+                self.resumed[k] = run.n_steps
 
     def run(self, settings: list[Settings], seeds: list[Any]) -> dict[int, Result]:
         """Run all; results by number, without runs that had not begun before Ctrl-C."""

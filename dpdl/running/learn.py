@@ -28,9 +28,11 @@ def learn(
 ) -> Result:
     """Learn a policy with high reward that satisfies every constraint, from a fixed log (DPDL, Algorithm 1).
 
-    With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. If any of them is missing, it is found from the
-    data, and so are a starting point, step sizes and a margin: `dpdl.learning.practice` says how. Either way the policy
-    is judged on the plug-in model of the log, and the result says what was estimated.
+    With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. If any of them is missing, or `tol` is given,
+    what is missing is found from the data, and so are a starting point, step sizes and a margin; steps are taken in
+    phases, and the best point that was judged is returned: `dpdl.learning.practice` says how, and what each way is good
+    for.
+    Either way the policy is judged on the plug-in model of the log, and the result says what was estimated.
 
     Parameters
     ----------
@@ -39,7 +41,8 @@ def learn(
     settings : Settings, optional
         Parameters; or give them as keywords (gamma, psi, slater, T or eps, kappa, floor, order, ...), which also
         override those of `settings`. As keywords, only gamma is needed. ``profile="theory"`` or ``"practice"`` says
-        which of the two ways is meant.
+        which of the two ways is meant. In practice `tol` ends the run, with status CONVERGED, when the gap on the
+        plug-in model, relative to the reward, is at most that: before the first step, or after a phase.
     rho0 : array_like, shape (S,), optional
         Distribution of the initial state. This or `initial_states` is needed unless the log has episodes, whose first
         states are the default.
@@ -66,7 +69,8 @@ def learn(
         Run although no policy keeps every constraint on the plug-in model. By default such a problem ends before the
         first step, with status INFEASIBLE and, unless the model is large, with the most careful policy.
     callback : callable, optional
-        Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
+        Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run. In practice an
+        intermediate result is that of the best phase so far, or the start.
     callback_every : int, optional
         Steps between two calls; by default a hundredth of T.
     callback_seconds : float, optional

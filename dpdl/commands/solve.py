@@ -1,0 +1,101 @@
+"""``dpdl solve`` and ``dpdl certify``: certified answers, and certificates of given policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpdl.acting import Policy
+from dpdl.commands.logs import initial, opened
+from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
+from dpdl.data.dataset import Dataset
+from dpdl.deploying.answer import Answer
+from dpdl.deploying.certificate import certify as certificate_of
+from dpdl.deploying.safe import safe_policy
+from dpdl.lasting.interrupts import Interrupts
+from dpdl.report import write_report
+
+POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
+CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA}
+
+
+def solve(options: Any) -> int:
+    """Find a certified policy, print the answer and write it to OUT."""
+    out = None if options.out is None else Folder(options.out, (POLICY, ANSWER, REPORT), overwrite=options.overwrite)
+    log = opened(options)
+    with Interrupts() as interrupts:  # after Ctrl-C there is an answer all the same: the best so far
+        answer = safe_policy(
+            log,
+            gamma=options.gamma,
+            delta=options.delta,
+            method=options.method,
+            solver=options.solver,
+            rng=options.seed,
+            time_limit=options.time_limit,
+            progress=False if options.json else None,
+            **initial(options, log),
+        )
+        interrupted = interrupts.came()
+    files = {} if out is None else _write(answer, log, out)
+    content = {
+        "status": answer.status,
+        "message": answer.message,
+        "certificate": answer.certificate,
+        "coverage": answer.coverage,
+        "candidates": answer.candidates,
+        "needed": answer.needed,
+        "notes": answer.notes,
+        "settings": answer.settings,
+    }
+    show(options, content, repr(answer), files)
+    return INTERRUPTED if interrupted else CODES[answer.status.name]
+
+
+def _write(answer: Answer, log: Dataset, out: Folder) -> dict[str, Path]:
+    """Write the policy last: whoever finds it finds its certificate too."""
+    out.clear()
+    files = {"answer": out / ANSWER, "report": out / REPORT}
+    answer.save(out / ANSWER)
+    write_report(answer, out / REPORT, log=log)
+    if answer.policy is not None:
+        answer.policy.save(out / POLICY)
+        files = {"policy": out / POLICY, **files}
+    return files
+
+
+def certify(options: Any) -> int:
+    """Certify a policy of a file on a log."""
+    policy = Policy.load(options.policy)
+    log = opened(options, None if policy.labels is None else policy.labels.discretizer)
+    settings = {name: getattr(options, name) for name in ("gamma", "delta", "method")}
+    found = certificate_of(aligned(policy, log), log, **settings, **initial(options, log))
+    text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
+    show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
+    return OK if found.holds else NOT_ENOUGH_DATA
+
+
+def aligned(policy: Policy, log: Dataset) -> Policy:
+    """The policy with the states and actions of a log in the log's order, found by their labels.
+
+    A ValueError names a state of the log that the policy does not know, or an action of the policy that the log never
+    shows.
+    """
+    n_states, n_actions = policy.shape
+    if policy.labels is None or log.labels is None:
+        if (n_states, n_actions) != (log.n_states, log.n_actions):
+            raise ValueError(
+                f"the policy is for {n_states} states and {n_actions} actions, and the log has {log.n_states} and "
+                f"{log.n_actions}"
+            )
+        return policy
+    table = np.zeros((log.n_states, log.n_actions))
+    columns = {label: k for k, label in enumerate(log.labels.actions)}
+    for row, state in enumerate(log.labels.states):
+        for action, share in zip(policy.labels.actions, policy[policy.labels.state(state)], strict=True):
+            if share > 0 and action not in columns:
+                raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
+            if share > 0:
+                table[row, columns[action]] = share
+    return Policy(table, log.labels, log.units)

@@ -1,0 +1,220 @@
+"""The report of an answer: one file that needs nothing else, the certificate first, readable anywhere."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import dpdl
+from dpdl.report import report_html, write_report
+from test_table import clinic
+
+NAMES = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "time": "day", "terminated": "left"}
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def log_of(n, seed=0, **costs):
+    table = clinic(n, seed)
+    for name in [*costs]:
+        costs[name.replace("_", " ")] = costs.pop(name)
+    return dpdl.Dataset.from_table(table, **NAMES, costs=costs, limits="total", gamma=0.9, missing="drop")
+
+
+@pytest.fixture(scope="module")
+def certified():
+    log = log_of(20_000, icu_days=1.0, side_effects=4.0)
+    return log, dpdl.safe_policy(log, gamma=0.9, rng=0)
+
+
+@pytest.fixture(scope="module")
+def infeasible():
+    log = log_of(20_000, icu_days=0.01)
+    return log, dpdl.safe_policy(log, gamma=0.9, rng=0)
+
+
+class Page(HTMLParser):
+    """What a page contains: tags in balance, pictures, links, its text."""
+
+    VOID = ("meta", "img", "br", "hr", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.pictures, self.resources, self.words = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "img":
+            self.pictures.append(attributes)
+        self.resources += [attributes[name] for name in ("src", "href", "srcset") if name in attributes]
+        assert tag not in ("script", "link", "iframe")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def test_the_page_needs_nothing_else(certified):
+    log, answer = certified
+    html = report_html(answer, log)
+    page = Page(html)
+    assert len(page.pictures) >= 2
+    assert all(one["src"].startswith("data:image/svg+xml;base64,") and one["alt"] for one in page.pictures)
+    assert all(one.startswith("data:") for one in page.resources)
+    assert "url(" not in html.split("</style>")[0]
+    assert 'name="viewport"' in html
+
+
+def test_the_certificate_comes_first_with_the_figures_of_the_answer(certified):
+    log, answer = certified
+    text = Page(report_html(answer, log)).text
+    order = ["May this policy be deployed?", "Asked:", "Certified", "The certificate", "What the log covers",
+             "The policy", "How it was made", "Under which assumptions"]  # fmt: skip
+    places = [text.index(one) for one in order]
+    assert places == sorted(places)
+    for one in answer.certificate.constraints:
+        row = text[text.index(f"{one.name}, discounted total") :]
+        assert [*map(float, row.split("total", 1)[1].split()[:3])] == pytest.approx(
+            [one.estimate, one.error, one.bound], rel=0.05
+        )
+    assert "asymptotic" in text
+    assert "behaviour policy" in text
+    assert answer.message.split(".")[0] in text
+
+
+def test_what_is_not_certified_is_not_called_so(infeasible):
+    log, answer = infeasible
+    html = report_html(answer, log)
+    text = Page(html).text
+    assert answer.policy is None
+    assert "Infeasible" in text
+    assert 'class="verdict bad"' in html
+    assert "The policy Probability" not in text
+    assert not re.search(r"\bCertified\b", text)
+    assert "must not be deployed" in text
+    assert '<span class="broken">broken</span>' in html
+    assert '<span class="kept">' not in html
+
+
+def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
+    log, answer = certified
+    with_pictures = Page(report_html(answer, log))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith(("matplotlib.", "dpdl.plots"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("dpdl.plots", raising=False)
+    page = Page(report_html(answer, log))
+    assert page.pictures == []
+    assert page.text == with_pictures.text
+
+
+def test_labels_cannot_break_the_page():
+    table = {"s": ["<b>x</b>", "y&z"] * 50, "a": ["<script>", "b"] * 50, "t": ["y&z", "<b>x</b>"] * 50}
+    table |= {"r": [1.0, 0.0] * 50, "<i>c": [0.2, 0.1] * 50, "e": list(range(100))}
+    log = dpdl.Dataset.from_table(
+        table,
+        state="s",
+        action="a",
+        reward="r",
+        next_state="t",
+        costs={"<i>c": 5.0},
+        limits="total",
+        gamma=0.5,
+        episode="e",
+    )
+    page = Page(report_html(dpdl.safe_policy(log, gamma=0.5, rng=0), log))
+    assert "<i>c" in page.text
+
+
+def test_a_file_is_replaced_only_if_asked(certified, tmp_path):
+    _, answer = certified
+    write_report(answer, tmp_path / "r.html")
+    with pytest.raises(FileExistsError):
+        write_report(answer, tmp_path / "r.html")
+    write_report(answer, tmp_path / "r.html", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+
+
+# In a browser.
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+#: What a page looks like once it is laid out at some width: pictures that failed, and what sticks out at the right.
+PROBE = """<!DOCTYPE html><html><body style="margin:0">
+<iframe id="page" style="border:0" width="{width}" height="3000" src="{page}"></iframe>
+<script>document.getElementById("page").onload = function () {{
+  const inside = this.contentDocument, pictures = [...inside.images];
+  const found = {{
+    pictures: pictures.length,
+    hidden: [...inside.querySelectorAll(".wide")].map(one => one.scrollWidth - one.clientWidth),
+    missing: pictures.filter(one => !(one.complete && one.naturalWidth > 0)).map(one => one.src.slice(0, 80)),
+    wide: inside.documentElement.scrollWidth, links: [...inside.links].map(one => one.href), title: inside.title,
+    text: inside.body.innerText.length
+  }};
+  document.body.innerHTML = "<pre>" + btoa(unescape(encodeURIComponent(JSON.stringify(found)))) + "</pre>";
+}};</script></body></html>"""
+
+
+def looked_at(page, width, folder):
+    """Lay a page out in headless Chromium and say what is there."""
+    import base64
+
+    probe = folder / f"probe-{width}.html"
+    probe.write_text(PROBE.format(width=width, page=page.as_uri()))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={max(width, 500)},3000"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.search(r"<pre>([A-Za-z0-9+/=]+)</pre>", done.stdout)
+    assert found, done.stderr[-500:]
+    return json.loads(base64.b64decode(found[1]))
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1200, 390])
+def test_reports_in_a_browser(certified, infeasible, tmp_path, width):
+    assert CHROMIUM, "install chromium"
+    for name, (log, answer) in {"certified": certified, "infeasible": infeasible}.items():
+        path = tmp_path / f"{name}.html"
+        write_report(answer, path, log=log)
+        found = looked_at(path, width, tmp_path)
+        assert found["pictures"] >= 1
+        assert found["missing"] == []
+        assert found["hidden"][0] <= 0  # the certificate is seen as a whole
+        assert found["wide"] <= width  # tables scroll by themselves, the page does not
+        assert found["text"] > 1000
+
+
+@pytest.mark.browser
+def test_the_site_in_a_browser(tmp_path):
+    """Build it with warnings as errors, and follow every link of every page."""
+    site = tmp_path / "site"
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(site)]
+    done = subprocess.run(build, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = sorted(path for path in site.glob("*.html") if path.name not in ("search.html", "genindex.html"))
+    assert {path.stem for path in pages} >= {path.stem for path in (ROOT / "docs").glob("*.md")}
+    for page in pages:
+        found = looked_at(page, 1200, tmp_path)
+        assert found["missing"] == [], page.name
+        assert found["wide"] <= 1200, page.name
+        for link in found["links"]:
+            if link.startswith("file:"):
+                target, _, anchor = link.removeprefix("file://").partition("#")
+                assert Path(target).exists(), f"{page.name}: {link}"
+                if anchor:
+                    assert re.search(rf'id="{re.escape(anchor)}"', Path(target).read_text()), f"{page.name}: {link}"
+    assert looked_at(site / "tutorial.html", 390, tmp_path)["wide"] <= 390
