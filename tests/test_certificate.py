@@ -322,16 +322,15 @@ def test_a_frontier_worked_by_hand():
     assert "none" in repr(found)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_frontiers_are_monotone_and_prices_are_slopes(normalised):
+def test_frontiers_are_monotone_and_prices_are_slopes():
     problem = problems.toy(np.random.default_rng(3))
     rng = np.random.default_rng(0)
     drawn = problem.cmdp.sample(3000, problem.mu, rng)
     cost = problem.c[0, drawn.s, drawn.a]
     log = Dataset.from_table(
         {"s": drawn.s, "a": drawn.a, "next": drawn.s_next, "r": problem.r[drawn.s, drawn.a], "harm": cost},
-        state="s", action="a", reward="r", costs={"harm": 0.1 if normalised else 0.5}, next_state="next",
-        limits="average" if normalised else "total", gamma=0.8,
+        state="s", action="a", reward="r", costs={"harm": 0.1}, next_state="next",
+        limits="average", gamma=0.8,
     )  # fmt: skip
     rho0 = np.eye(10)[list(log.labels.states).index(0)]
     found = frontier(log, gamma=0.8, constraint="harm", rho0=rho0)
@@ -353,6 +352,16 @@ def test_frontiers_are_monotone_and_prices_are_slopes(normalised):
     slope = (high.reward - low.reward) / (2 * step)
     assert slope == pytest.approx(at.price, rel=0.1)
     assert low.price * 1.02 >= at.price >= high.price / 1.02
+
+
+def test_prices_of_totals_are_per_unit_of_the_total():
+    """As worked by hand above, with limits on the total: J = l/2 for gamma = 1/2, so that the price is 1/2."""
+    a = np.repeat([0, 1], 5000)
+    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 1.0, gamma=0.5, normalised=False, n_states=1,
+                             n_actions=2)  # fmt: skip
+    (found,) = frontier(log, gamma=0.5, rho0=[1.0], limits=2.0).points
+    assert (found.limit, found.reward) == (2.0, pytest.approx(1.0, abs=2e-3))
+    assert found.price == pytest.approx(0.5, abs=1e-6)
 
 
 def test_a_frontier_of_utilities():

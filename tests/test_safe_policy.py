@@ -1,6 +1,7 @@
 """Which policy may be deployed: every answer is reachable and honest, in every corner, and survives a file."""
 
 import json
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -78,16 +79,16 @@ def test_every_status_is_reached(certified, refused, hopeless):
 
 
 def test_an_answer_keeps_the_limit_in_truth_and_earns(toy):
-    """Five logs: the true reward is near the optimum, and at most one breaks the limit (delta = 5%)."""
+    """Three logs: the true reward is near the optimum, and at most one breaks the limit (delta = 5%)."""
     broken, earned = 0, []
-    for seed in range(5):
+    for seed in range(3):
         answer, log = ask(toy, 400, seed)
         assert_sound(answer, log)
         if answer.success:
             reward, costs = toy.figures(answer.policy.probabilities)
             broken += costs[0] > 1 + 1e-6
             earned.append(reward / toy.reward_range[1])
-    assert len(earned) >= 4
+    assert len(earned) == 3
     assert broken <= 1
     assert np.mean(earned) > 0.95
 
@@ -607,3 +608,36 @@ def test_about_as_many_transitions_as_are_needed_do(toy):
             done += ask(toy, n, 1000 + seed)[0].success
     assert asked >= 10
     assert done > asked / 2
+
+
+LARGE = """
+import resource, time
+import numpy as np
+from dpdl import Dataset, safe_policy
+
+rng, S, A, K, N = np.random.default_rng(0), 20_000, 5, 5, 10**7
+pair, after = np.repeat(np.arange(S * A), K), rng.integers(0, S, S * A * K)
+n = rng.multinomial(N, rng.dirichlet(np.ones(K), S * A).ravel() / (S * A))
+r, c = rng.random(S * A), rng.beta(0.2, 0.2, S * A)
+pair, after = np.repeat(pair, n), np.repeat(after, n)
+rule = {"limits": 0.1, "gamma": 0.95, "normalised": True}
+log = Dataset.from_costs(pair // A, pair % A, after, r[pair], c[pair], n_states=S, n_actions=A, **rule)
+del pair, after
+begin = time.perf_counter()
+answer = safe_policy(log, gamma=0.95, rho0=np.full(S, 1 / S))
+print(answer.status.name, time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_large_logs_are_answered_in_minutes(capsys):
+    """10^5 pairs, 10^7 transitions: under ten minutes and 2 GiB, the making of the log included in the latter."""
+    found = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=900)
+    status, seconds, gigabytes = found.stdout.split()
+    with capsys.disabled():
+        print(
+            f"\n10^5 pairs, 10^7 transitions: {status} after {float(seconds):.0f} s, {float(gigabytes):.2f} GiB", end=""
+        )
+    assert status == "CERTIFIED"
+    assert float(seconds) < 600
+    assert float(gigabytes) < 2

@@ -206,7 +206,9 @@ class Plans:
         largest = abs(gains).max(axis=1)
         self.scale = np.where(largest > 0, largest, 1.0)
         r, *u = (gains / self.scale[:, None]).reshape(-1, n_states, n_actions)
-        unseen = np.setdiff1d(np.arange(n_states * n_actions), pairs)
+        visits = np.zeros(n_states * n_actions, dtype=bool)
+        visits[pairs] = True
+        unseen = np.flatnonzero(~visits)
         moves = sp.csr_array(sp.diags_array(1 - posterior.away) @ posterior.moves).tocoo()
         rows = np.concatenate([pairs[moves.row], unseen])
         columns = np.concatenate([moves.col, unseen // n_actions])

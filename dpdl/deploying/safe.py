@@ -1,13 +1,14 @@
 """Which policy may be deployed? The best one whose limits the log shows to be kept, or why there is none.
 
 Candidates are the best policies of the posterior mean model at a margin, with pessimism, near the data
-(`dpdl.deploying.candidates`). Each search finds by bisection the least margin at which the certificate holds; of those
-that hold, the policy with the largest lower bound of its reward is the answer.
+(`dpdl.deploying.candidates`). Each search finds the least margin at which the certificate holds; of those that hold,
+the policy with the largest lower bound of its reward is the answer.
 
-Choosing on the log that certifies flatters the choice. Four things pay for that: the posterior mean, which draws
-rarely seen pairs back; pessimism; the optimism that the same choice shows on resampled logs, which bounds take off; and
-half of delta, which the certificate keeps back. That this is enough was found by experiment (`python bench/safety.py`).
-With method="finite" nothing is left to experiment: policies are chosen on the first half of the log and tested on the
+Choosing on the log that certifies flatters the choice: among many policies the search finds those whose noise is in
+their favour. Four things pay for that: the posterior mean, which draws rarely seen pairs back; pessimism; the optimism
+that the same search shows on resampled logs, which is taken off the estimates; and half of delta, which the certificate
+keeps back. That this is enough was found by experiment (`python bench/safety.py`, tests of real environments). With
+method="finite" nothing is left to experiment: policies are chosen on the first half of the log and tested on the
 second, those that earn least first, until one fails.
 """
 
@@ -81,7 +82,7 @@ def safe_policy(
     worst_costs : array_like, shape (I,), optional
         What a step costs at most; by default about the largest cost of the log, which a short log may not show yet.
     rng : None, int or numpy.random.Generator, optional
-        For solver="dpdl"; the planner draws nothing.
+        For solver="dpdl"; the planner draws nothing, and logs are always resampled in the same way.
     progress : bool, optional
         Whether to show a line with what is being tried; by default on a terminal.
     executor : concurrent.futures.Executor, optional
