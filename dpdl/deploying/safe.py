@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,9 @@ from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Need
 from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, optimism
 from dpdl.deploying.certificate import Certificate, Certifier, Range
 from dpdl.deploying.posterior import Posterior, Value
-from dpdl.models.judgement import MOST_PAIRS
+from dpdl.models.judgement import MOST_PAIRS, Judge
+from dpdl.models.planner import Planner
+from dpdl.models.plug_in import plug_in
 from dpdl.models.status_line import StatusLine
 from dpdl.running.learn import learn
 
@@ -268,7 +271,7 @@ class _Searches:
         upper = upper + careful.value.unseen * (np.maximum(posterior.best, 0) - posterior.worst)[1:] / rate**2
         lacking = (certifier.thresholds - certifier.tolerance - upper) / -posterior.worst[1:]
         worst = int(np.argmax(lacking))
-        if lacking[worst] <= 0:
+        if lacking[worst] <= 0 or not self._broken_by_any():
             return self._not_shown()
         certificate = self._for(careful).certificate(careful.policy)
         one = certificate.constraints[worst]
@@ -280,6 +283,23 @@ class _Searches:
             f"{one.limit:.4g}"
         )
         return self._make(AnswerStatus.INFEASIBLE, message, None, certificate, careful.policy, None)
+
+    def _broken_by_any(self) -> bool:
+        """Whether the most careful policy of the plug-in model breaks a limit as well, beyond its error.
+
+        The posterior mean draws the costs of thin logs up to their mean. The least cost of a plug-in model errs the
+        other way, because it is the least of many that are noisy.
+        """
+        posterior, z = self.certifier.posterior, NormalDist().inv_cdf(1 - self.certifier.delta)
+        model = plug_in(posterior.log, posterior.gamma, posterior.rho0)
+        policy = Planner(model, allowed=posterior.allowed()).most_careful(np.zeros(model.n_utilities)).policy
+        found = Judge(posterior.log, model, posterior.n_starts is not None).of(policy)
+        if found.unseen > SOME_TIME:
+            return False
+        return any(
+            one.limit is not None and (one.value - one.limit) * (1 if one.is_cost else -1) > z * one.error
+            for one in found.constraints
+        )
 
     def _not_shown(self) -> Answer:
         certifier, posterior = self.certifier, self.certifier.posterior
