@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import breadth_first_order
 
+from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
@@ -184,8 +184,8 @@ class Judgement:
             limit = "" if one.limit is None else f"{'<=' if one.is_cost else '>='} {one.limit:.4g}"
             limit += " a step" if one.is_average else ""
             verdict = "" if one.kept is None else "kept" if one.kept else "BROKEN"
-            episode = " +- ".join(filter(None, (_tidy(one.per_episode), _tidy(one.per_episode_error, 2))))
-            found.append((one.name, _tidy(one.value), _tidy(one.error, 2), limit, verdict, episode))
+            episode = " +- ".join(filter(None, (text.tidy(one.per_episode), text.tidy(one.per_episode_error, 2))))
+            found.append((one.name, text.tidy(one.value), text.tidy(one.error, 2), limit, verdict, episode))
         return found
 
     @property
@@ -195,15 +195,9 @@ class Judgement:
 
     def lines(self) -> list[str]:
         """The judgement in lines of text."""
-        table = [self.header, *self.rows]
-        shown = [k for k in range(len(self.header)) if any(row[k] for row in table[1:])]
-        widths = {k: max(len(row[k]) for row in table) for k in shown}
-        lines = [
-            "  ".join(row[k].ljust(widths[k]) if k == 0 else row[k].rjust(widths[k]) for k in shown).rstrip()
-            for row in table
-        ]
+        lines = text.aligned(self.header, self.rows)
         if self.gap is not None and self.kept:
-            best = f"no policy that is safe and as near to the data earns more than {_tidy(self.bound)} on it"
+            best = f"no policy that is safe and as near to the data earns more than {text.tidy(self.bound)} on it"
             outside = "the policy is farther from the data than psi allows, so how good it is was not bounded"
             lines.append(best if self.gap >= 0 else outside)
         if self.unseen > 1e-9:
@@ -214,15 +208,8 @@ class Judgement:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{title}</th>" for title in self.header)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
         rest = "".join(f"<p>{line}</p>" for line in self.lines()[1 + len(self.rows) :])
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
-
-
-def _tidy(value: float | None, digits: int = 4) -> str:
-    """A number for people."""
-    return "" if value is None else f"{value:.{digits}g}"
+        return text.html_table(self.header, self.rows) + rest
 
 
 def _rounded(value: float, size: float) -> float:
