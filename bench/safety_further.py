@@ -27,8 +27,8 @@ def draw(rng: np.random.Generator, index: int) -> Problem:
     while True:
         problem = make(rng)
         if problem.least < ROOM and problem.binds(at_least=2):
-            shares = problem.limits / _without_limits(problem)[1]
-            if LOW <= shares.min() <= HIGH:
+            costs = _without_limits(problem)[1]
+            if (problem.limits >= LOW * costs).all() and (problem.limits <= HIGH * costs).any():
                 return replace(problem, kind=make.__name__.strip("_"), per_pair=True)
 
 
@@ -284,9 +284,7 @@ def _ward(rng: np.random.Generator) -> Problem:
     how = {"behaviour": 0.35 * (lax + severe) + 0.05, "length": 40, "noise": "exponential"}
     P = _transitions(48, 6, outcomes)
     problem = with_limits(Problem("", P, r, c, 0.9, rho0, np.ones(2), **how), rng, strength=3.0)
-    return replace(
-        problem, limits=1.1 * problem.limits
-    )  # what lowers one cost raises the other: leave room
+    return replace(problem, limits=1.1 * problem.limits)  # what lowers one cost raises the other: leave room
 
 
 def _hazards(rng: np.random.Generator) -> Problem:
