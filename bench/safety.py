@@ -1,11 +1,13 @@
 """Which methods keep a limit that they see through a log only: ``python bench/safety.py PROTOCOL [--datasets D]``.
 
-Protocols (`bench/safety_problems.py` makes the problems and their logs):
+Protocols (`bench/safety_problems.py` makes the problems, `bench/safety_model.py` their logs):
 
     toy     10 states, one limit; N independent transitions
     grid    10 x 10 cells with pits, episodes that end at the goal; N episodes
     multi   50 states, five limits that bind; N independent transitions
     others  50 further problems of other kinds; N records for each pair of the model, about
+    further  50 problems as users have them (`bench/safety_further.py`): queue, stock, machine, rooms, clinic, jumps,
+            battery, ward, hazards, many; N records for each pair of the model, about
 
 Methods:
 
@@ -58,6 +60,7 @@ import coptidice
 import dpdl
 import safety_problems as problems
 from dpdl import Dataset, exact
+from safety_model import BROKEN, Problem
 
 #: Margins that are tried first, and how precisely the least is found then, as shares of the largest one.
 SHARES = (0.0, *np.arange(1, 10) / 10, 0.95, 0.98, 0.99, 0.999, 1 - 1e-9)
@@ -73,7 +76,7 @@ class Case:
     """What a method is given: a log, and the problem, of which it may look at gamma and the start only."""
 
     log: Dataset
-    problem: problems.Problem
+    problem: Problem
     delta: float
     rng: np.random.Generator
 
@@ -205,16 +208,16 @@ class Plan:
 
 
 @cache
-def _problem(protocol: str, seed: int, index: int, infeasible: bool) -> problems.Problem:
+def _problem(protocol: str, seed: int, index: int, infeasible: bool) -> Problem:
     return problems.PROTOCOLS[protocol].make(np.random.default_rng([seed, index]), index, infeasible)
 
 
-def _judged(problem: problems.Problem, policy: Any) -> dict[str, Any]:
+def _judged(problem: Problem, policy: Any) -> dict[str, Any]:
     """What the policy does on the true model."""
     if policy is None:
         return {"answered": False}
     reward, ratios = problem.figures(np.asarray(policy, dtype=float))
-    found = {"answered": True, "cost": float(ratios.max()), "violated": bool((ratios > 1 + problems.BROKEN).any())}
+    found = {"answered": True, "cost": float(ratios.max()), "violated": bool((ratios > 1 + BROKEN).any())}
     if problem.least <= 1:
         low, high = problem.reward_range
         found["reward"] = (reward - low) / (high - low)
@@ -323,7 +326,7 @@ def _progress(results: Iterator[Any], total: int) -> Iterable[Any]:
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("protocol", choices=list(problems.PROTOCOLS))
-    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 a problem, or 8 of `others`")
+    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 or 8 a problem, see `PROTOCOLS`")
     parser.add_argument("--problems", type=int, help="problems to draw; by default 20, or those of the protocol")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="instead of the protocol's own")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
@@ -336,8 +339,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--figure", metavar="FILE", help="draw reward against the share of broken limits")
     given = parser.parse_args(arguments)
     protocol = problems.PROTOCOLS[given.protocol]
-    if given.infeasible and given.protocol == "others":
-        parser.error("--infeasible is for toy, grid and multi: some of the others have policies without cost")
+    if given.infeasible and given.protocol in ("others", "further"):
+        parser.error("--infeasible is for toy, grid and multi: some of the other problems have policies without cost")
     methods = (*given.methods, *(f"ours {level:g}" for level in given.levels))
     n_problems = given.problems or protocol.problems
     datasets = given.datasets or protocol.repeats * n_problems
