@@ -90,8 +90,8 @@ def solve(
     Returns
     -------
     Solution
-        The figures are those of the returned policy; look at its `status`. The planner returns a `Plan`, which has
-        bounds and multipliers as well.
+        Look at its `status`. The figures are those of the returned policy; bounds and multipliers come with it, and
+        a proof if no policy is safe.
 
     Examples
     --------
@@ -100,6 +100,8 @@ def solve(
     >>> best = solve(one_state)
     >>> best.status, round(best.reward, 9), best.policy.round(9)
     ('optimal', 1.0, array([[0.5, 0.5]]))
+    >>> round(best.upper, 9), best.lam.round(9)
+    (1.0, array([0.5]))
     >>> solve(one_state, kappa=2.5).status
     'infeasible'
     """
@@ -115,21 +117,31 @@ def solve(
     if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
         near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP))
         found = np.isfinite(near.excess)
-        return _solution(cmdp, near.status, policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if found else None)
+        policy = policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if found else None
+        return _solution(cmdp, near.status, policy, near.bounds, near.V, near.lam)
     closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
-    answer = certified.solve(programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape)))
-    if answer is None:
-        return _solution(cmdp, "infeasible", None)
-    return _solution(cmdp, "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states])
+    program = programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape))
+    answer = certified.solve(program)
+    if isinstance(answer, certified.Bound):
+        proof = certified.multipliers(program, answer, infeasible=True)
+        return _solution(cmdp, "infeasible", None, (-np.inf, -np.inf), *proof)
+    status, policy = "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states]
+    unit = 1 - cmdp.gamma
+    bounds = answer.value / unit if answer.feasible else -np.inf, answer.bound / unit
+    return _solution(cmdp, status, policy, bounds, *certified.multipliers(program, answer.proof))
 
 
-def _solution(cmdp: Model, status: str, policy: Array | None) -> Solution:
+def _solution(
+    cmdp: Model, status: str, policy: Array | None, bounds: tuple[float, float], V: Array, lam: Array
+) -> Solution:
     """Return the figures of a policy; NaN without one."""
+    lower, upper = map(float, bounds) if status != "infeasible" else (np.nan, np.nan)
     if policy is None:
         nothing = np.full(cmdp.r.shape, np.nan)
-        return Solution(status, np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
+        utilities = np.full(cmdp.n_utilities, np.nan)
+        return Solution(status, np.nan, utilities, nothing, nothing.copy(), lower, upper, lam, V)
     value = evaluate(cmdp, policy)
-    return Solution(status, value.reward, value.utilities, value.occupancy, policy)
+    return Solution(status, value.reward, value.utilities, value.occupancy, policy, lower, upper, lam, V)
 
 
 def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -> float:
@@ -154,7 +166,7 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
             return lower
     closed = cmdp.closed()
     answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
-    return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
+    return -np.inf if isinstance(answer, certified.Bound) else _shown(answer, "the Slater constant") - 1
 
 
 def concentrability(cmdp: Model, mu: ArrayLike) -> float:
@@ -185,14 +197,14 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
     closed = cmdp.closed()
     best = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
-    if best is None:
+    if isinstance(best, certified.Bound):
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
     reward = _shown(best, "the largest reward") - programs.TOLERANCE
     support = data.ravel() > 0
     covered = best
     if best.q[: data.size][~support].any():
         inside = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed, np.inf, data)))
-        if inside is None or _shown(inside, "the largest reward that the data covers") < reward:
+        if isinstance(inside, certified.Bound) or _shown(inside, "the largest reward that the data covers") < reward:
             return np.inf
         covered = inside
     ratios = np.divide(covered.q[: data.size], data.ravel(), where=support, out=np.zeros(data.size))
@@ -214,8 +226,10 @@ def _caps(closed: Model, psi: float | None, mu: ArrayLike | None, shape: tuple[i
     return programs.region(closed, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
 
 
-def _shown(answer: certified.Answer | None, what: str, within: float = _SHOWN) -> float:
+def _shown(answer: certified.Answer | certified.Bound, what: str, within: float = _SHOWN) -> float:
     """Return the value of an answer; RuntimeError unless it is shown to be optimal within this much."""
-    if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
+    if isinstance(answer, certified.Bound) or not (
+        answer.feasible and answer.bound <= answer.value + within * max(1.0, abs(answer.value))
+    ):
         raise RuntimeError(f"{what} could not be shown to {within:g}, for lack of precision")
     return answer.value

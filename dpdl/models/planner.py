@@ -13,6 +13,9 @@ constant.
 
 The multipliers of the master oscillate, and more so the more constraints there are. So prices are taken between them
 and those of the best upper bound (Wentges 1997).
+
+The mixture is returned as one policy with the same occupancy. In states that it never reaches, the policy takes the
+action of the mixture's largest part.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,54 +51,6 @@ _PATIENCE = 10
 _LEAST_WEIGHT = 1e-12
 
 
-@dataclass(frozen=True, eq=False)
-class Plan(Solution):
-    """The best safe policy found, with bounds, multipliers and the work that it took.
-
-    The mixture of policies that the planner finds is returned as one policy with the same occupancy. In states that it
-    never reaches, it takes the action of the mixture's largest part.
-
-    Attributes
-    ----------
-    status : {"optimal", "infeasible", "inaccurate", "limit"}
-        "optimal": the policy meets every constraint within 1e-9/(1-gamma), and earns `upper` within the tolerance that
-        was asked for. "infeasible": no policy meets every constraint, as `lam` proves. "inaccurate": rounding prevents
-        both; the bounds hold. "limit": time or columns ran out, or the callback stopped it; the bounds hold, and the
-        numbers are NaN if no safe policy was found in time.
-    lower, upper : float
-        Bounds of the largest reward of a safe policy. `lower` is what the policy earns, less the error of its
-        evaluation.
-    lam : ndarray, shape (I,)
-        Multipliers of the upper bound. If infeasible: weights of the utilities that sum to one, for which every
-        policy's weighted utility is below kappa.
-    V : ndarray, shape (S,)
-        Proves the upper bound, and with it infeasibility: V(s) >= r(s, a) + <u(s, a), lam> + gamma sum P V in every
-        pair, and upper = <rho0, V> - kappa sum lam; without r if infeasible. With rows of `at_most` and their
-        multipliers w >= 0: less <rows, w> on the right, and plus <limits, w>/(1-gamma) in `upper`.
-    slater : tuple of float
-        Lower and upper bound of the Slater constant, as far as phase one went; infinite if it was not needed.
-    n_columns, n_iterations, n_passes, n_sweeps : int
-        Policies found, master programs solved, passes over all pairs, sweeps over the pairs of one policy.
-    """
-
-    lower: float
-    upper: float
-    lam: Array = field(repr=False)
-    V: Array = field(repr=False)
-    slater: tuple[float, float]
-    n_columns: int
-    n_iterations: int
-    n_passes: int
-    n_sweeps: int
-
-    @property
-    def gap(self) -> float:
-        """The gap of the bounds, relative to the larger of them; infinite without a safe policy."""
-        if self.lower == -np.inf:
-            return np.inf
-        return (self.upper - self.lower) / max(abs(self.lower), abs(self.upper), np.finfo(float).tiny)
-
-
 class Progress(NamedTuple):
     """What a callback is told: the phase (1 or 2), the bounds of its optimum, the number of columns.
 
@@ -118,7 +73,7 @@ def plan(
     time_limit: float | None = None,
     max_columns: int = _MOST_COLUMNS,
     callback: Callable[[Progress], Any] | None = None,
-) -> Plan:
+) -> Solution:
     """Find the best policy with J^u_i >= kappa for every i, to a relative gap `tol`.
 
     A search of more than two seconds shows its bounds in a line on the terminal, if there is one. Ctrl-C ends it.
@@ -143,7 +98,7 @@ def plan(
 
     Returns
     -------
-    Plan
+    Solution
 
     Examples
     --------
@@ -228,13 +183,13 @@ class Planner:
         self._planner.begin((1 - self._model.gamma) * margins)
         return self._planner
 
-    def plan(self, kappa: ArrayLike) -> Plan:
+    def plan(self, kappa: ArrayLike) -> Solution:
         """Find the best policy with J^u_i >= kappa[i] for every i."""
         planner = self._begin(kappa)
         with planner.line:
             return planner.plan()
 
-    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Plan:
+    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Solution:
         """Find the policy with the largest least margin J^u_i - kappa[i]; the status is "limit"."""
         planner = self._begin(kappa)
         with planner.line:
@@ -349,7 +304,7 @@ class _Planner:
             gains = np.outer(limits, sure) - rows[:, self.rows.pairs]
             self.rows = replace(self.rows, gains=np.concatenate([self.rows.gains, gains]))
 
-    def plan(self) -> Plan:
+    def plan(self) -> Solution:
         """Run both phases."""
         try:
             first = self._price(self.reward, self.reward.prices)
@@ -503,7 +458,7 @@ class _Planner:
         except StopIteration:
             raise _Stop("limit") from None
 
-    def finish(self, status: str) -> Plan:
+    def finish(self, status: str) -> Solution:
         shape, infeasible = self.model.r.shape, status == "infeasible"
         phase = self.margin if infeasible else self.reward
         occupancy = policy = np.full(shape, np.nan)
@@ -521,7 +476,7 @@ class _Planner:
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
                 status = "inaccurate"
-        return Plan(
+        return Solution(
             status=status,
             reward=reward,
             utilities=utilities,

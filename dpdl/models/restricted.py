@@ -42,7 +42,7 @@ class Restricted:
     q : ndarray, shape (S A,)
         Normalised occupancy, (1-gamma) times the discounted one, of the policy that was found; NaN if none was.
     V, lam : ndarray, shapes (S,), (I,)
-        Multipliers of the flow and of the utilities; NaN if no policy was found.
+        Multipliers of the flow and of the utilities; of the proof if infeasible, NaN if nothing was found.
     status : {"optimal", "infeasible", "inaccurate"}
         "optimal": the policy is safe and in D(psi), within 1e-9 on the normalised scale, and earns bounds[1] within the
         tolerance that was asked for. "infeasible": D(psi) has no safe policy, which was proved. "inaccurate": neither
@@ -131,7 +131,7 @@ def _by_planner(model: Model, program: Program, kappa: float, tol: float, second
         left = max(0.0, deadline - time.monotonic())
         found = planner.plan(model, kappa, tol, allowed=allowed, at_most=(rows, limits), time_limit=left)
         if found.status == "infeasible":
-            return _none(model, "infeasible")
+            return _none(model, "infeasible", found.V, found.lam)
         if found.status != "optimal":
             return None
         q = (1 - model.gamma) * found.occupancy.ravel()
@@ -153,20 +153,22 @@ def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> R
     answer = None
     if found is not None:
         policy = policies.from_occupancy(found.q.reshape(program.cmdp.r.shape))
-        answer = certified.judged(program, policy, program.bound(found.V, found.w))
+        answer = certified.judged(program, policy, certified.bound_of(program, found))
     if answer is None or not answer.feasible:
         feasibility = programs.least_excess(program)
         nearest = programs.propose(feasibility, solver)
-        if nearest is not None and feasibility.bound(nearest.V, nearest.w) < -TOLERANCE:
-            return _none(model, "infeasible")
-    if found is None or answer is None:
+        proof = None if nearest is None else certified.bound_of(feasibility, nearest)
+        if proof is not None and proof.value < -TOLERANCE:
+            return _none(model, "infeasible", *certified.multipliers(program, proof, infeasible=True))
+    if answer is None:
         return _none(model, "inaccurate")
     lower, upper = answer.value if answer.feasible else -np.inf, answer.bound
     shown = answer.feasible and upper - lower <= max(TOLERANCE, tol * max(abs(lower), abs(upper)))
-    lam, unit = found.w[: model.n_utilities], 1 - model.gamma
+    V, lam = certified.multipliers(program, answer.proof)
+    unit = 1 - model.gamma
     return Restricted(
         q=answer.q[: model.r.size],
-        V=_centred(program, found.V, lam)[: model.n_states],
+        V=V,
         lam=lam,
         status="optimal" if shown else "inaccurate",
         bounds=(float(lower / unit), float(upper / unit)),
@@ -174,16 +176,8 @@ def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> R
     )
 
 
-def _centred(program: Program, V: Array, lam: Array) -> Array:
-    """Add the constant that a linear program leaves open in V: the gain at which the caps are filled, a multiplier."""
-    model = program.cmdp
-    gain = program.gain - programs.value_drop(model, V) + lam @ model.u.reshape(len(lam), model.r.size)
-    order = np.argsort(-gain)
-    filled = np.cumsum(np.minimum(program.caps[order], 1.0))
-    critical = min(int(np.searchsorted(filled, 1 - TOLERANCE)), len(order) - 1)
-    return V + gain[order][critical] / (1 - model.gamma)
-
-
-def _none(model: Model, status: str) -> Restricted:
-    q, V, lam = (np.full(n, np.nan) for n in (model.r.size, model.n_states, model.n_utilities))
+def _none(model: Model, status: str, V: Array | None = None, lam: Array | None = None) -> Restricted:
+    q = np.full(model.r.size, np.nan)
+    V = np.full(model.n_states, np.nan) if V is None else V
+    lam = np.full(model.n_utilities, np.nan) if lam is None else lam
     return Restricted(q, V, lam, status, (-np.inf, -np.inf if status == "infeasible" else np.inf), np.inf)
