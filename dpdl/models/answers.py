@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified, restricted
+from dpdl.models import certified, highs, restricted
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 from dpdl.models.occupancy import state_occupancy
@@ -68,6 +70,9 @@ def solve(
     mu: ArrayLike | None = None,
     method: str = "auto",
     tol: float = 0.0,
+    *,
+    time_limit: float | None = None,
+    progress: bool | None = None,
 ) -> Solution:
     """Find the best policy with J^u_i >= kappa for every i.
 
@@ -86,12 +91,18 @@ def solve(
         pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate.
     tol : float
         Relative gap that methods for many pairs may leave; they are then quicker. With `psi` at least 1e-3.
+    time_limit : float, optional
+        Seconds, after which the status is "limit". The planner then returns the best policy so far, with bounds; a
+        linear program has nothing to return.
+    progress : bool, optional
+        Show the planner's bounds in a line on standard error after two seconds; by default if that is a terminal.
 
     Returns
     -------
     Solution
         Look at its `status`. The figures are those of the returned policy; bounds and multipliers come with it, and
-        a proof if no policy is safe.
+        a proof if no policy is safe. Also after Ctrl-C, with status "interrupted", if the planner has found a safe
+        policy by then; otherwise, and from linear programs, it raises KeyboardInterrupt.
 
     Examples
     --------
@@ -108,27 +119,38 @@ def solve(
     threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
     method = check.choice("method", method, ("auto", "planner", "lp"))
     tol = check.real("tol", tol, at_least=0)
+    seconds, progress = check.seconds("time_limit", time_limit), check.optional_flag("progress", progress)
+    deadline, planned = time.monotonic() + seconds, None
     if method == "planner" and not (psi is None and mu is None):
         raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
     if method == "planner" or (method == "auto" and psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS):
-        planned = plan(cmdp, kappa, tol)
+        planned = plan(cmdp, kappa, tol, time_limit=seconds, progress=progress, interruptible=True)
         if method == "planner" or planned.status != "inaccurate":
             return planned
     if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
-        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP))
-        found = np.isfinite(near.excess)
-        policy = policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if found else None
+        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP), time_limit=seconds, progress=progress)
+        policy = policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if np.isfinite(near.excess) else None
         return _solution(cmdp, near.status, policy, near.bounds, near.V, near.lam)
     closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
     program = programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape))
-    answer = certified.solve(program)
+    try:
+        with highs.time_limit(deadline - time.monotonic()):
+            answer = certified.solve(program)
+    except (TimeoutError, KeyboardInterrupt) as stop:
+        if planned is not None:
+            return planned
+        if isinstance(stop, KeyboardInterrupt):
+            raise
+        unknown = np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan)
+        return _solution(cmdp, "limit", None, (-np.inf, np.inf), *unknown)
     if isinstance(answer, certified.Bound):
         proof = certified.multipliers(program, answer, infeasible=True)
         return _solution(cmdp, "infeasible", None, (-np.inf, -np.inf), *proof)
     status, policy = "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states]
     unit = 1 - cmdp.gamma
     bounds = answer.value / unit if answer.feasible else -np.inf, answer.bound / unit
-    return _solution(cmdp, status, policy, bounds, *certified.multipliers(program, answer.proof))
+    found = _solution(cmdp, status, policy, bounds, *certified.multipliers(program, answer.proof))
+    return found if planned is None or found.gap <= planned.gap else planned
 
 
 def _solution(
