@@ -88,7 +88,8 @@ def solve(
     method : {"auto", "planner", "lp"}
         "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes what measures
         quicker: the linear program up to 2,000 pairs, then the planner, and with `psi` the linear program up to 5,000
-        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate.
+        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate,
+        up to 5,000 pairs.
     tol : float
         Relative gap that methods for many pairs may leave; they are then quicker. With `psi` at least 1e-3.
     time_limit : float, optional
@@ -125,7 +126,7 @@ def solve(
         raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
     if method == "planner" or (method == "auto" and psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS):
         planned = plan(cmdp, kappa, tol, time_limit=seconds, progress=progress, interruptible=True)
-        if method == "planner" or planned.status != "inaccurate":
+        if method == "planner" or planned.status != "inaccurate" or cmdp.r.size > restricted.LP_PAIRS:
             return planned
     if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
         near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP), time_limit=seconds, progress=progress)

@@ -38,9 +38,10 @@ class Solution:
         "optimal": the policy meets every constraint within 1e-9/(1-gamma), and earns `upper` within the tolerance that
         was asked for, or 1e-9/(1-gamma) if that is more. "infeasible": no policy meets every constraint, as `lam`
         proves; all figures are NaN (the arrays keep their shapes). "inaccurate": neither could be shown, for lack of
-        precision, and the policy may be unsafe or far from the best; the bounds hold. "limit" and "interrupted": the
-        search ended early, by a limit of time or columns or a callback, or by Ctrl-C. The policy is the best so far and
-        the bounds hold; if no policy was found in time, figures are NaN.
+        precision, and the policy may be unsafe or far from the best; the bounds hold. This usually happens only with
+        gamma within some 1e-6 of one, or probabilities below 1e-8, and a tolerance below 1e-8. "limit" and
+        "interrupted": the search ended early, by a limit of time or columns or a callback, or by Ctrl-C. The policy is
+        the best so far and the bounds hold; if no policy was found in time, figures are NaN.
     reward : float
         Expected discounted reward of `policy`.
     utilities : ndarray, shape (I,)
