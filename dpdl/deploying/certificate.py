@@ -3,7 +3,8 @@
 For J_i, the discounted total of constraint i, a lower confidence bound at level delta/I for each of the I constraints,
 so that all of them hold together with probability 1 - delta. Two methods:
 
-normal   estimate and standard error of the posterior (`dpdl.deploying.posterior`), normal quantiles: asymptotic
+normal   estimate and standard error of the posterior (`dpdl.deploying.posterior`), with Student's quantiles, which
+         are the normal ones for large logs: asymptotic
 finite   empirical Bernstein bounds (`dpdl.deploying.finite`): for any number of transitions, and much wider
 
 Either speaks of a policy that was not chosen by its values on this log. `safe_policy` says what it does about that.
@@ -14,11 +15,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 from dpdl import _text as text
 from dpdl import _validation as check
@@ -35,6 +36,8 @@ METHODS = ("normal", "finite")
 SPENT = 1 / 2
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
+#: Student's distribution is the normal one from here on; quantiles of smaller levels are not computed.
+MOST_FREEDOM, LEAST_LEVEL = 1e6, 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +278,7 @@ def certify(
     >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
     ...                          n_states=1, n_actions=2)
     >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
-    ('cost 0', '0.9987', '0.0091', '<= 1.014', '<= 1.2 a step', 'kept', '')
+    ('cost 0', '0.9988', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
     return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
 
@@ -302,7 +305,8 @@ class Certifier:
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
     optimism : array, shape (1 + I,), or None
-        What bounds take off the estimates of reward and gains because the policy was chosen on the same log.
+        What bounds take off the estimates of reward and gains because the policy was chosen on the same log, in
+        standard errors.
     """
 
     posterior: Posterior
@@ -340,10 +344,11 @@ class Certifier:
         """Failure probability of the bounds of all constraints together."""
         return self.delta * SPENT if self.chosen_here else self.delta
 
-    @property
-    def z(self) -> float:
-        """Standard errors between an estimate and its bound, for each constraint."""
-        return _quantile(self.level / max(1, self.posterior.log.n_utilities))
+    def wide(self, value: Value) -> Array:
+        """Return the distances between estimates and their bounds, for reward and constraints, (1 + I,)."""
+        levels = np.full(len(value.J), self.level / max(1, len(value.J) - 1))
+        levels[0] = self.level
+        return _quantiles(levels, value.freedom) * value.error
 
     @cached_property
     def tolerance(self) -> Array:
@@ -364,8 +369,8 @@ class Certifier:
         """Return estimates and bounds of a policy with these values."""
         if self.method == "finite":
             return Range(*finite.bounds(self.posterior, policy, self.level))
-        wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
-        return Range(value.J, value.J - wide - (0.0 if self.optimism is None else self.optimism), value.J + wide)
+        wide, flattery = self.wide(value), 0.0 if self.optimism is None else self.optimism * value.error
+        return Range(value.J, value.J - wide - flattery, value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -387,7 +392,7 @@ class Certifier:
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
-                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i]),
+                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i] * value.error[1 + i]),
                 worst=float(sign * posterior.worst[1 + i]),
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
@@ -422,7 +427,7 @@ class Certifier:
             error=float(value.error[0]),
             bound=float(found.lower[0]),
             effective=effective,
-            optimism=0.0 if self.optimism is None else float(self.optimism[0]),
+            optimism=0.0 if self.optimism is None else float(self.optimism[0] * value.error[0]),
             worst=float(self.posterior.worst[0]),
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),
@@ -438,6 +443,7 @@ class Certifier:
         return Judge(log, plug_in(log, posterior.gamma, posterior.rho0), estimated).per_episode(policy)
 
 
-def _quantile(level: float) -> float:
-    """Standard errors that are exceeded with probability `level`, at least none: an estimate is never improved."""
-    return max(0.0, -NormalDist().inv_cdf(max(level, np.finfo(float).tiny)))
+def _quantiles(levels: Array, freedom: Array) -> Array:
+    """Standard errors that are exceeded with probabilities `levels`, at least none: an estimate is never improved."""
+    found = -stdtrit(np.clip(freedom, 1.0, MOST_FREEDOM), np.maximum(levels, LEAST_LEVEL))
+    return np.maximum(found, 0.0)

@@ -210,7 +210,7 @@ class _Searches:
         """Policies by `learn` at growing margins until one passes, and by bisection from there."""
         posterior = self.certifier.posterior
         scale = np.array(posterior.log.units.utility_scale)
-        need = float((self.certifier.z * start.error[1:] / scale).max(initial=0.0))
+        need = float((self.certifier.wide(start)[1:] / scale).max(initial=0.0))
         low, high, t = 0.0, np.inf, 1.0
         for _ in range(6):
             result = learn(
