@@ -33,7 +33,7 @@ from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
 #: The part of delta that the bounds of a policy may spend that was chosen on the same log.
-SPENT = 1 / 2
+SPENT = 0.7
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
 #: Student's distribution is the normal one from here on; quantiles of smaller levels are not computed.
@@ -116,7 +116,7 @@ class Certificate:
     unseen : float
         Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
     chosen_here : bool
-        Whether the policy was chosen on the same log, and half of delta is kept back for that.
+        Whether the policy was chosen on the same log, and a part of delta is kept back for that.
     """
 
     reward: Bound
@@ -170,7 +170,7 @@ class Certificate:
             flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
             found.append(
                 "the policy was chosen on the same log: bounds allow for what that flatters its estimates by, found by "
-                f"resampling ({flattery}), and half of the failure probability is kept back"
+                f"resampling ({flattery}), and {1 - SPENT:.0%} of the failure probability are kept back"
             )
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
@@ -301,7 +301,7 @@ class Certifier:
     delta : float
     method : str
     chosen_here : bool
-        Whether policies are chosen on the same log: then half of delta is kept back.
+        Whether policies are chosen on the same log: then a part of delta is kept back.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
     optimism : array, shape (1 + I,), or None
