@@ -386,15 +386,17 @@ def test_solve_returns_the_best_so_far_after_ctrl_c():
 
 def test_solve_obeys_ctrl_c_and_its_time_limit():
     model = garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0)
+    began = time.perf_counter()
     best = plan(model)
+    whole = time.perf_counter() - began
     for method in ("planner", "auto"):
         began = time.perf_counter()
-        found = model.solve(method=method, time_limit=0.5)
-        assert time.perf_counter() - began < 1.5  # some 0.6 s on an idle machine
+        found = model.solve(method=method, time_limit=whole / 4)
+        assert time.perf_counter() - began < whole
         check_unfinished(model, found, "limit", best)
-    sent = press_ctrl_c(0.5)
+    sent = press_ctrl_c(whole / 4)
     found = model.solve()
-    assert time.perf_counter() - sent[0] < 1
+    assert time.perf_counter() - sent[0] < whole / 2
     check_unfinished(model, found, "interrupted", best)
 
 
