@@ -160,7 +160,7 @@ class Certificate:
     @property
     def remarks(self) -> list[str]:
         """What the table rests on, in sentences."""
-        kind = {"normal": "normal bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
+        kind = {"normal": "Student's bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
         found = [
             f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; {kind}",
             f"discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative as "
@@ -259,7 +259,8 @@ def certify(
     delta : float, optional
         Probability that a bound of some constraint fails.
     method : {"normal", "finite"}, optional
-        Normal bounds, which are asymptotic, or empirical Bernstein bounds, which hold for any length of the log.
+        Bounds by the normal approximation, with Student's quantiles, which are asymptotic; or empirical Bernstein
+        bounds, which hold for any length of the log.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
     worst_costs : array_like, shape (I,), optional
