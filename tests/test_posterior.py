@@ -48,7 +48,7 @@ def random_policy(seed=1):
 
 
 def drawn(gain, data):
-    """Expected gains of the visited pairs, {pair: (mean, noise)}: the normal model with a random mean for each pair."""
+    """Expected gains of the visited pairs, {pair: mean}: the normal model with a random mean, where that is less."""
     groups, pairs = {}, {}
     for k, key in enumerate(zip(data["s"], data["a"], data["s_next"], data["terminated"], strict=True)):
         groups.setdefault(key[:2] + ((-1,) if key[3] else (key[2],)), []).append(gain[k])
@@ -58,7 +58,7 @@ def drawn(gain, data):
         squares[key[:2]] += ((np.array(values) - np.mean(values)) ** 2).sum()
         rows[key[:2]] += len(values) - 1
     if sum(squares.values()) < 1e-20:
-        return {pair: (np.mean(values), 0.0) for pair, values in pairs.items()}
+        return {pair: np.mean(values) for pair, values in pairs.items()}
     common = sum(squares.values()) / sum(rows.values())
     noise = {pair: (squares[pair] + PRIOR_ROWS * common) / (rows[pair] + PRIOR_ROWS) for pair in pairs}
     error = {pair: noise[pair] / len(pairs[pair]) for pair in pairs}
@@ -67,7 +67,7 @@ def drawn(gain, data):
     weight = {pair: 1 / (between + error[pair]) for pair in pairs}
     centre = sum(weight[pair] * mean[pair] for pair in pairs) / sum(weight.values())
     return {
-        pair: ((between * mean[pair] + error[pair] * centre) / (between + error[pair]), noise[pair]) for pair in pairs
+        pair: min(mean[pair], (between * mean[pair] + error[pair] * centre) / (between + error[pair])) for pair in pairs
     }
 
 
@@ -82,7 +82,7 @@ def dense(kind, data, log, weights, unknown, policy, rho0):
     P, gains = np.zeros((S, A, S + 1)), np.zeros((3, S, A))
     gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
     for i, column in enumerate(gain.T):
-        for pair, (mean, _) in drawn(column, data).items():
+        for pair, mean in drawn(column, data).items():
             gains[(i, *pair)] = mean
     for k, (s, a) in enumerate(zip(data["s"], data["a"], strict=True)):
         n[s, a] += 1
@@ -301,3 +301,39 @@ def test_unknown_states_are_reckoned_with_as_often_as_rows_lead_to_new_ones():
     # As episodes: 2 is left, but only because it was entered once.
     episodes = posterior([0, 2, 0, 1, 0, 1], a, [2, 0, 1, 0, 1, 0], truncated=[False] * 6)
     assert episodes.unknown == pytest.approx(1 / 2)
+
+
+# ---- Other logs ----
+
+
+def choices(n_actions, visits, spread, seed=0):
+    """One state with many actions that lead to one of two states: with equal probabilities, or ones of their own."""
+    rng = np.random.default_rng(seed)
+    a = np.tile(np.arange(n_actions), visits)
+    p = rng.uniform(0.5 - spread, 0.5 + spread, n_actions)
+    s_next = (rng.random(len(a)) < p[a]).astype(int)
+    return Dataset(0 * a, a, s_next, 0.0 * a, 1.0 * a[:, None] / n_actions, n_states=2, n_actions=n_actions)
+
+
+def test_other_logs_are_drawn_from_actions_that_differ_no_more_than_the_log_shows():
+    same, different = (Posterior(choices(50, 30, spread), GAMMA, np.eye(2)[0], None) for spread in (0.0, 0.5))
+    assert same.common > 100 > 3 > different.common
+    for posterior, spread in ((same, (0.0, 0.02)), (different, (0.25, 0.35))):
+        source = posterior.source
+        assert np.allclose(np.bincount(source.pair, source.count), posterior.visits_of)
+        share = np.bincount(source.pair, source.count * source.after) / posterior.visits_of
+        assert spread[0] <= share.std() <= spread[1]
+        # Rows of all actions together are as often as in the log.
+        assert share.mean() == pytest.approx(posterior.log.s_next.mean(), abs=1e-12)
+        n = np.array([source.resampled(np.random.default_rng(k)).count for k in range(400)])
+        assert all((np.bincount(source.pair, one) == posterior.visits_of).all() for one in n[:5])
+        assert np.allclose(n.mean(axis=0), source.count, atol=5 * np.sqrt(30 / 4 / 400))
+
+
+def test_logs_of_actions_that_lead_elsewhere_are_drawn_as_they_are():
+    s = np.repeat([0, 0, 1, 1], 500)
+    a, s_next = np.tile(np.repeat([0, 1], 500), 2), np.repeat([0, 1, 2, 3], 500)
+    log = Dataset(s, a, s_next, 0.0 * s, 0.0 * s[:, None], n_states=4, n_actions=2)
+    posterior = Posterior(log, GAMMA, np.eye(4)[0], None)
+    assert posterior.common == 0
+    assert np.array_equal(posterior.source.count, posterior.count)

@@ -172,16 +172,16 @@ def optimism(certifier: Certifier, one: Tried) -> Array:
     that the logs are drawn from. The same difference for the policy itself, which was not chosen there and has none to
     be expected, is subtracted, because it is most of the noise.
     """
-    posterior, rng = certifier.posterior, np.random.default_rng(0)
-    kappa, total = np.array(one.kappa), np.zeros(len(one.value.J))
+    source, rng = certifier.posterior.source, np.random.default_rng(0)
+    truth, kappa, total = source.value(one.policy), np.array(one.kappa), np.zeros(len(one.value.J))
     for _ in range(RESAMPLED):
-        other = posterior.resampled(rng)
+        other = source.resampled(rng)
         plans = Plans(other, one.value, one.pessimism, one.psi)
         if np.isfinite(kappa).all():
             policy = plans.best(certifier.thresholds + kappa)[1]
         else:
             policy = plans.most_careful(certifier.thresholds)
-        total += _errors(other.value(policy), posterior.value(policy)) - _errors(other.value(one.policy), one.value)
+        total += _errors(other.value(policy), source.value(policy)) - _errors(other.value(one.policy), truth)
     return np.maximum(total / RESAMPLED, 0.0)
 
 

@@ -18,13 +18,13 @@ own: a pair that has already shown two next states may well have no third one, w
 hides its second.
 
 Rewards and costs that scatter around the mean of their pair have a mean that a few visits show poorly, and the best of
-many such means flatters most. They are drawn towards the mean of all pairs, as far as the log shows noise rather than
-pairs that differ,
+many such means flatters most. Those that look better than the mean of all pairs are drawn towards it, as far as the
+log shows noise rather than pairs that differ,
 
     m(s,a) = (1-B) (mean of the pair) + B (mean of all pairs),   B = noise / (noise + n tau^2),
 
-with tau^2 the variance of the pairs' expectations. Without noise, m is the mean of the pair. The standard error counts
-the noise in full, noise/n.
+with tau^2 the variance of the pairs' expectations. Means that look worse are left as they are, and without noise all
+are. The standard error counts the noise in full, noise/n.
 
 In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
 state is given the worst gain of a step and a next state from anywhere in turn.
@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -52,6 +52,10 @@ from dpdl.models.solving import Kernel
 LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
 #: The noise of a pair is found from its own rows and the noise of all pairs, which counts as this many of them.
 PRIOR_ROWS = 5.0
+#: Weights that are tried for the rows of the other actions in a state, in visits; see `Posterior.common`.
+COMMON = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+#: A weight is plausible if the logarithm of the likelihood is at most this much below the best (95%, about).
+LESS_LIKELY = 2.0
 
 
 class Value(NamedTuple):
@@ -283,14 +287,14 @@ class Posterior:
 
     @cached_property
     def gains(self) -> Array:
-        """Expected reward and gains of visited pairs, (1 + I, K)."""
+        """Expected reward and gains of visited pairs, never more than observed, (1 + I, K)."""
         found, n = self.observed.copy(), self.visits_of
         for k in np.flatnonzero(self.noise.any(axis=1)):
             variance = self.noise[k] / n
             between = max(0.0, float(found[k].var()) - float(variance.mean()))
             weight = 1 / (between + variance)
-            drawn = variance * weight
-            found[k] += drawn * (float(weight @ found[k]) / float(weight.sum()) - found[k])
+            better = np.maximum(found[k] - float(weight @ found[k]) / float(weight.sum()), 0.0)
+            found[k] -= variance * weight * better
         return found
 
     # ---- Policies ----
@@ -354,29 +358,87 @@ class Posterior:
             found[k] = mixed / (n + alpha + 1) + self.noise[k] / n
         return found
 
+    # ---- Other logs ----
+
+    @cached_property
+    def common(self) -> float:
+        """How many visits of a pair the rows of the other actions in its state are worth, as a forecast of next states.
+
+        By leaving one row out: of COMMON, the largest weight under which the rows are hardly less likely than under the
+        best. Nothing if actions lead to different states, and a lot if they may all be the same.
+        """
+        rows = self._of_state(self.visits_of)[self.pair] - self.visits_of[self.pair]
+        _, there = np.unique(self._arrival, return_inverse=True)
+        others = (np.bincount(there, self.count)[there] - self.count) / np.maximum(rows, 1.0)
+        n, compared = self.visits_of[self.pair], self.count * (rows > 0)
+        likely = [(self.count - 1 + weight * others + 1 / self.log.n_states) / (n + weight) for weight in COMMON]
+        fit = np.log(likely) @ compared
+        return COMMON[int(np.flatnonzero(fit >= fit.max() - LESS_LIKELY)[-1])]
+
+    @property
+    def _arrival(self) -> NDArray[np.int64]:
+        """State and next state of each distinct transition, as one number, (G,)."""
+        return self.state[self.pair] * (self.log.n_states + 1) + self.after
+
+    def _of_state(self, rows: Array) -> Array:
+        """Sums over the actions of the state of each visited pair, (K,)."""
+        return np.asarray(np.bincount(self.state, rows)[self.state], dtype=np.float64)
+
+    @cached_property
+    def source(self) -> Posterior:
+        """The model that other logs are drawn from: actions of a state differ no more than this log shows.
+
+        Actions that are all the same differ by chance in every log. Drawn from a model in which these differences are
+        real, logs would show too little of what choosing the best of many actions flatters by. So each pair takes over
+        `common` visits from all rows of its state.
+        """
+        shift, transitions = self.gains - self.observed, (self.pair, self.after, self.count, self.mean)
+        pair, after, count, mean = self._mixed() if self.common else transitions
+        found = self._with(pair=pair, after=after, count=count, mean=mean + shift[:, pair])
+        found.__dict__["gains"] = found.observed
+        return found
+
+    def _mixed(self) -> tuple[NDArray[np.intp], NDArray[np.int64], Array, Array]:
+        """Return pairs, next states, counts and means of the distinct transitions of `source`."""
+        ends = self.log.n_states + 1
+        arrivals, there = np.unique(self._arrival, return_inverse=True)
+        first = np.searchsorted(arrivals, self.state * ends)
+        size = np.searchsorted(arrivals, (self.state + 1) * ends) - first
+        pair = np.repeat(np.arange(len(size)), size)  # every pair with every next state of its state
+        arrival = np.arange(len(pair)) - (np.cumsum(size) - size - first)[pair]
+        after = arrivals[arrival] % ends
+        own = np.searchsorted(pair * ends + after, self.pair * ends + self.after)
+        kept = self.visits_of / (self.visits_of + self.common)
+        all_rows = np.bincount(there, self.count)[arrival] / self._of_state(self.visits_of)[pair]
+        count = (1 - kept)[pair] * self.visits_of[pair] * all_rows
+        count[own] += kept[self.pair] * self.count
+        mean = self.observed[:, pair]
+        mean[:, own] = self.mean
+        return pair, after, count, mean
+
     def resampled(self, rng: np.random.Generator) -> Posterior:
-        """Return the posterior of another log of the same pairs, drawn from what this one shows (the bootstrap)."""
-        left, mass = self.visits_of.astype(np.int64), self.visits_of.astype(np.int64)
-        count, seen = np.zeros(len(self.count), dtype=np.int64), self.count.astype(np.int64)
+        """Return the posterior of another log of the same pairs, drawn from this model's transitions."""
+        left, mass = self.visits_of.astype(np.int64), self.visits_of.copy()
+        count = np.zeros(len(self.count), dtype=np.int64)
         order = np.argsort(self.pair, kind="stable")
         place = np.arange(len(order)) - np.searchsorted(self.pair[order], self.pair[order])
+        last = place == np.bincount(self.pair)[self.pair[order]] - 1
         # A multinomial distribution for each pair, by binomial ones: the first outcomes of all pairs, then the second.
-        by_place = order[np.argsort(place, kind="stable")]
-        for rows in np.split(by_place, np.cumsum(np.bincount(place))[:-1]):
-            pairs = self.pair[rows]
-            count[rows] = rng.binomial(left[pairs], np.minimum(seen[rows] / np.maximum(mass[pairs], 1), 1.0))
+        by_place = np.argsort(place, kind="stable")
+        for chosen in np.split(by_place, np.cumsum(np.bincount(place))[:-1]):
+            rows, pairs = order[chosen], self.pair[order[chosen]]
+            share = np.minimum(self.count[rows] / np.maximum(mass[pairs], self.count[rows]), 1.0)
+            count[rows] = rng.binomial(left[pairs], np.where(last[chosen], 1.0, share))
             left[pairs] -= count[rows]
-            mass[pairs] -= seen[rows]
-        noise = np.sqrt(self.noise[:, self.pair] / np.maximum(count, 1)) * rng.standard_normal(self.within.shape)
+            mass[pairs] -= self.count[rows]
+        noise = np.sqrt(self.noise[:, self.pair] / np.maximum(count, 1)) * rng.standard_normal(self.mean.shape)
+        return self._with(pair=self.pair, after=self.after, count=count.astype(np.float64), mean=self.mean + noise)
+
+    def _with(self, **transitions: NDArray[Any]) -> Posterior:
+        """Return a posterior of the same pairs with other transitions, and with what was learned about all of them."""
         found = object.__new__(type(self))
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
-        found.__dict__.update(
-            weights=self.weights,
-            unknown=self.unknown,
-            count=count.astype(np.float64),
-            mean=self.mean + (self.gains - self.observed)[:, self.pair] + noise,
-            within=self.within * count / self.count,
-        )
+        found.__dict__.update(weights=self.weights, unknown=self.unknown, noise=self.noise, **transitions)
         return found
 
     def effective(self, value: Value, policy: Array) -> float:
