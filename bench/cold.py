@@ -1,4 +1,4 @@
-"""What helps a start from nothing, and what helps little: ``python bench/practice.py --explore``, about two minutes.
+"""What helps a start from nothing, and what helps little: ``python bench/practice.py --explore``, two minutes.
 
 *Cold starts.* No plan and no linear program over the model: x is mu_hat/(1-gamma), V is constant, lam is small. A run
 of VISITS visits has PHASES phases; each starts at the averages of the one before. One recipe a row; rows with a plus
@@ -194,8 +194,8 @@ def _between(first: float, last: float, share: float) -> float:
     return first * (last / first) ** share
 
 
-def cold_row(trials: list[Trial], name: str, kind: str, seed: int) -> str:
-    """One line for a recipe and a kind of problem."""
+def cold_figures(trials: list[Trial], name: str, seed: int) -> tuple[int, Array]:
+    """On how many problems a recipe works, and the figures of each, one a row."""
     cells, works = [], 0
     for k, trial in enumerate(trials):
         rng, found = np.random.default_rng(seed + k), list[Mixture]()
@@ -208,6 +208,12 @@ def cold_row(trials: list[Trial], name: str, kind: str, seed: int) -> str:
         rewards = (best.figures[0] / trial.best, best.figures[0] / trial.best_of_all, last.figures[0] / trial.best)
         utilities = (best.figures[1:].min(), last.figures[1:].min())
         cells.append((*rewards, *utilities, beyond, trial.flow_residual(x), (1 - trial.gamma) * x.sum(), lam.sum()))
+    return works, np.array(cells)
+
+
+def cold_row(trials: list[Trial], name: str, kind: str, seed: int) -> str:
+    """One line for a recipe and a kind of problem."""
+    works, cells = cold_figures(trials, name, seed)
     middle, least = np.median(cells, axis=0), np.min(cells, axis=0)
     of_mixture = f"{middle[0]:>7.3f} {least[0]:>6.3f} {least[3]:>8.4f} {middle[1]:>6.3f} {middle[5]:>6.2f}"
     of_last = f"{middle[2]:>6.3f} {least[2]:>6.3f} {least[4]:>8.4f}"
