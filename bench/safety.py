@@ -1,11 +1,13 @@
 """Which methods keep a limit that they see through a log only: ``python bench/safety.py PROTOCOL [--datasets D]``.
 
-Protocols (`bench/safety_problems.py` makes the problems and their logs):
+Protocols (`bench/safety_problems.py` makes the problems, `bench/safety_model.py` their logs):
 
     toy     10 states, one limit; N independent transitions
     grid    10 x 10 cells with pits, episodes that end at the goal; N episodes
     multi   50 states, five limits that bind; N independent transitions
     others  50 further problems of other kinds; N records for each pair of the model, about
+    further  50 problems as users have them (`bench/safety_further.py`): queue, stock, machine, rooms, clinic, jumps,
+            battery, ward, hazards, many; N records for each pair of the model, about
 
 Methods:
 
@@ -19,7 +21,8 @@ Methods:
     coptidice50  the same where fifty transitions count as a trajectory, the longest in its authors' tabular experiment:
                more careful than coptidice on independent transitions, and less where episodes are longer. How careful
                the method is depends on this reading of n, so both stand in the table
-    ours       `dpdl.safe_policy`
+    ours       `dpdl.safe_policy`; with --levels also at other values of delta, as "ours 0.2" and so on: how careful a
+               method is can be chosen, and two methods compare by what they earn at the same share of broken limits
 
 For each N and method: the share of data sets that got an answer; of the answers the mean reward over the optimum and
 the mean of the largest ratio of a cost to its limit, both exact on the true model; how many broke a limit, of the
@@ -29,7 +32,8 @@ negative, "over the optimum" counts from the worst policy of all: (J - J_worst)/
     {N: {method: {answered, reward, cost, violation, seconds, ...}}}
 
 where `violation` is of the answered, `violation_of_all` of all data sets, and None stands for no answers. Data sets are
-spread evenly over the problems. Results depend on --seed and not on --jobs; seconds do.
+spread evenly over the problems. Results depend on --seed and not on --jobs; seconds do. `--figure` draws reward against
+the share of broken limits.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ import coptidice
 import dpdl
 import safety_problems as problems
 from dpdl import Dataset, exact
+from safety_model import BROKEN, Problem
 
 #: Margins that are tried first, and how precisely the least is found then, as shares of the largest one.
 SHARES = (0.0, *np.arange(1, 10) / 10, 0.95, 0.98, 0.99, 0.999, 1 - 1e-9)
@@ -71,7 +76,7 @@ class Case:
     """What a method is given: a log, and the problem, of which it may look at gamma and the start only."""
 
     log: Dataset
-    problem: problems.Problem
+    problem: Problem
     delta: float
     rng: np.random.Generator
 
@@ -189,9 +194,11 @@ class Plan:
         log = problem.log(n, np.random.default_rng([self.seed, index, number, n]))
         found = {}
         for k, name in enumerate(self.methods):
-            case = Case(log, problem, self.delta, np.random.default_rng([self.seed, index, number, n, k]))
+            method, _, level = name.partition(" ")
+            delta = float(level) if level else self.delta
+            case = Case(log, problem, delta, np.random.default_rng([self.seed, index, number, n, k]))
             began = time.perf_counter()
-            status, policy = METHODS[name](case)
+            status, policy = METHODS[method](case)
             found[name] = {
                 "kind": problem.kind,
                 "status": status,
@@ -201,16 +208,16 @@ class Plan:
 
 
 @cache
-def _problem(protocol: str, seed: int, index: int, infeasible: bool) -> problems.Problem:
+def _problem(protocol: str, seed: int, index: int, infeasible: bool) -> Problem:
     return problems.PROTOCOLS[protocol].make(np.random.default_rng([seed, index]), index, infeasible)
 
 
-def _judged(problem: problems.Problem, policy: Any) -> dict[str, Any]:
+def _judged(problem: Problem, policy: Any) -> dict[str, Any]:
     """What the policy does on the true model."""
     if policy is None:
         return {"answered": False}
     reward, ratios = problem.figures(np.asarray(policy, dtype=float))
-    found = {"answered": True, "cost": float(ratios.max()), "violated": bool((ratios > 1 + problems.BROKEN).any())}
+    found = {"answered": True, "cost": float(ratios.max()), "violated": bool((ratios > 1 + BROKEN).any())}
     if problem.least <= 1:
         low, high = problem.reward_range
         found["reward"] = (reward - low) / (high - low)
@@ -274,7 +281,7 @@ def table(results: dict[str, dict[str, Any]], label: str = "N") -> str:
             figures = f"{one['answered']:>8.1%} {_text(one['reward'])} {_text(one['cost'])}"
             cells = f"{figures} {broken:>26} {of_all:>22} {one['seconds']:>8.3f}"
             statuses = ", ".join(f"{count} {status.lower()}" for status, count in one["statuses"].items())
-            lines.append(f"{n:>7} {name:<11} {cells}  {statuses if name == 'ours' else ''}".rstrip())
+            lines.append(f"{n:>7} {name:<11} {cells}  {statuses if name.startswith('ours') else ''}".rstrip())
     return "\n".join(lines)
 
 
@@ -319,23 +326,22 @@ def _progress(results: Iterator[Any], total: int) -> Iterable[Any]:
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("protocol", choices=list(problems.PROTOCOLS))
-    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 a problem, or 8 of `others`")
+    parser.add_argument("--datasets", type=int, help="data sets per N; by default 20 or 8 a problem, see `PROTOCOLS`")
     parser.add_argument("--problems", type=int, help="problems to draw; by default 20, or those of the protocol")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="instead of the protocol's own")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
     parser.add_argument("--delta", type=float, default=0.05, help="level of the certificates (0.05)")
+    parser.add_argument("--levels", type=float, nargs="+", default=[], metavar="DELTA", help="further ones for ours")
     parser.add_argument("--infeasible", action="store_true", help="limits that are 0.8 times the least achievable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
     parser.add_argument("--json", metavar="FILE", help="write the figures")
+    parser.add_argument("--figure", metavar="FILE", help="draw reward against the share of broken limits")
     given = parser.parse_args(arguments)
     protocol = problems.PROTOCOLS[given.protocol]
-    if given.infeasible and given.protocol == "others":
-        parser.error("--infeasible is for toy, grid and multi: some of the others have policies without cost")
-    methods = tuple(given.methods)
-    if "ours" in methods and not hasattr(dpdl, "safe_policy"):
-        print("ours is left out: dpdl has no safe_policy")
-        methods = tuple(name for name in methods if name != "ours")
+    if given.infeasible and given.protocol in ("others", "further"):
+        parser.error("--infeasible is for toy, grid and multi: some of the other problems have policies without cost")
+    methods = (*given.methods, *(f"ours {level:g}" for level in given.levels))
     n_problems = given.problems or protocol.problems
     datasets = given.datasets or protocol.repeats * n_problems
     plan = Plan(given.protocol, methods, given.delta, given.seed, given.infeasible, n_problems)
@@ -346,7 +352,37 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)
+    if given.figure:
+        draw(results, given.delta, given.figure)
     return results
+
+
+def draw(results: dict[str, dict[str, Any]], delta: float, path: str) -> None:
+    """A panel for each N: the reward of the answered against the share of them that broke a limit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(3.6 * len(results), 3.6), squeeze=False)
+    for axis, (n, methods) in zip(axes[0], results.items(), strict=True):
+        answered = {name: one for name, one in methods.items() if one["reward"] is not None}
+        levels = {float(name.partition(" ")[2] or delta): one for name, one in answered.items() if name[:4] == "ours"}
+        line = [levels[level] for level in sorted(levels)]
+        axis.plot([100 * one["violation"] for one in line], [one["reward"] for one in line], "C3-", lw=1)
+        for k, (name, one) in enumerate(answered.items()):
+            low, high = one["violation_interval"]
+            x, colour = 100 * one["violation"], "C3" if name[:4] == "ours" else f"C{k + 4}"
+            spread = [[x - 100 * low], [100 * high - x]]
+            axis.errorbar(x, one["reward"], xerr=spread, fmt="o", color=colour, elinewidth=0.6, ms=4)
+            label = name if one["answered"] == 1 else f"{name} ({one['answered']:.0%} answered)"
+            axis.annotate(label, (x, one["reward"]), (4, -9), textcoords="offset points", fontsize=7, color=colour)
+        axis.axvline(100 * delta, color="0.6", lw=0.8, ls=":")
+        axis.set(title=f"N = {n}", xlabel="limits broken, % of the answered")
+        axis.margins(x=0.15, y=0.12)
+    axes[0, 0].set_ylabel("reward over the best safe policy's")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

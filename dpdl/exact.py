@@ -13,14 +13,13 @@ With occupancy nu (discounted, summing to 1/(1-gamma)) and utilities u_i this mo
 """
 
 from dpdl.models.answers import concentrability, evaluate, slater, solve
-from dpdl.models.planner import Plan, Progress, plan, slater_bounds
+from dpdl.models.planner import Progress, plan, slater_bounds
 from dpdl.models.plug_in import plug_in
 from dpdl.models.saddle import gap, lagrangian_gradient, penalised_objective, saddle_value
 from dpdl.models.solution import Evaluation, Solution
 
 __all__ = [
     "Evaluation",
-    "Plan",
     "Progress",
     "Solution",
     "concentrability",

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from dpdl import CMDP, Dataset, exact
+from dpdl.instances import ring
 from dpdl.models import judgement, solving
-from dpdl.models.judgement import Judge, judge
+from dpdl.models.judgement import Dual, Judge, judge
 from test_ends import GAMMA, ending_model
 
 UNIFORM = np.full((6, 3), 1 / 3)
@@ -31,10 +32,13 @@ def test_estimates_are_the_values_on_the_plug_in_model():
     assert found.unseen == 0
 
 
-@pytest.mark.parametrize("limit", [0, 10**6])
-def test_systems_of_many_states_are_solved_as_those_of_few(limit, monkeypatch):
-    monkeypatch.setattr(solving, "DIRECT_STATES", limit)
-    model = fast_model(3, S=300, gamma=0.99)
+@pytest.mark.parametrize("limits", [(0, 0), (0, 10**6), (10**6, 0)])
+@pytest.mark.parametrize("make", [lambda: fast_model(3, S=300, gamma=0.99), lambda: ring(300, n_utilities=2, rng=0)])
+def test_systems_of_many_states_are_solved_as_those_of_few(make, limits, monkeypatch):
+    """By iterations, by factors of a narrow band, and by factors at once."""
+    monkeypatch.setattr(solving, "DIRECT_STATES", limits[0])
+    monkeypatch.setattr(solving, "MOST_FACTORS", limits[1])
+    model = make()
     policy = np.random.default_rng(1).dirichlet(np.ones(3), 300)
     chain, exactly = judgement.Chain(model, policy, model.gamma), model.evaluate(policy)
     np.testing.assert_allclose(chain.occupancy().reshape(300, 3), exactly.occupancy, rtol=1e-7, atol=1e-12)
@@ -245,3 +249,23 @@ def test_figures_are_plain_numbers():
     found = judge(UNIFORM, ending_model().rollout(500, UNIFORM, rng=0), gamma=GAMMA)
     for one in (found.reward, *found.constraints):
         assert {type(one.value), type(one.error), type(one.per_episode), type(one.per_episode_error)} == {float}
+
+
+@pytest.mark.parametrize("psi", [3.0, 50.0])
+def test_the_bound_holds_for_any_duals_where_the_log_shows_few_pairs(psi):
+    """Against the linear program over D(psi), which leaves out the pairs that the log does not show."""
+    n_bounded = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        log = ending_model().rollout(40, UNIFORM, rng=seed) if seed % 2 else fast_model(seed, S=12).sample(
+            60, np.full((12, 3), 1 / 36), rng=seed
+        )  # fmt: skip
+        model = exact.plug_in(log, GAMMA, rho0=np.full(log.n_states, 1 / log.n_states))
+        best = model.solve(psi=psi, mu=log.frequencies)
+        policy = rng.dirichlet(np.ones(model.n_actions), model.n_states)
+        V, lam = rng.normal(size=model.n_states) * 10, rng.exponential(size=model.n_utilities)
+        found = Judge(log, model, False).standing(policy, Dual(V, lam, psi, np.zeros(0)))
+        if best.status == "optimal":
+            n_bounded += 1
+            assert found.bound >= best.reward - 1e-8
+    assert n_bounded >= 4

@@ -136,6 +136,40 @@ def test_the_result_is_never_worse_than_its_start():
         assert NOTHING_BETTER not in begun.notes
 
 
+@pytest.mark.parametrize("kind", ["fast", "ring", "lake"])
+def test_no_result_earns_less_than_its_start_without_a_note(kind):
+    """On the plug-in model, by `CMDP.evaluate`, with psi binding and not."""
+    for seed in range(5):
+        cmdp, log = problem(kind, 120, seed)
+        model = exact.plug_in(log, cmdp.gamma, cmdp.rho0)
+        for given in ({}, {"psi": 4.0}, {"kappa": 0.0}):
+            given |= {"gamma": cmdp.gamma, "rho0": cmdp.rho0, "rng": seed, "check_slater": False, "T": T}
+            begun, done = (learn(log, **given, step_limit=k) for k in (0, T))
+            start, found = (model.evaluate(one.policy.probabilities) for one in (begun, done))
+            noted = any(note.startswith("on the plug-in model the start earns") for note in done.notes)
+            less = begun.success and found.reward < start.reward - 1e-9  # the two evaluations round differently
+            assert noted == less
+            assert not less or given.get("psi") == 4.0  # where the start may lie beyond the caps
+
+
+def test_a_note_says_why_a_start_that_earns_more_was_not_returned(tmp_path):
+    """The start is the best plan without a margin, and a large margin is asked for."""
+    model = exact.plug_in(LOG, CMDP.gamma, CMDP.rho0)
+    best, unit = model.solve(), 1 - CMDP.gamma
+    start = Point.of(best.occupancy + 1e-9, best.V, best.lam + 1e-3)
+    given = COMMON | {"T": T, "start": start, "kappa": 0.5 * model.slater() / unit}
+    begun, done = learn(LOG, **given, step_limit=0), learn(LOG, **given, checkpoint=tmp_path / "run")
+    before, after = (model.evaluate(one.policy.probabilities) for one in (begun, done))
+    assert before.utilities.min() == pytest.approx(0, abs=1e-4)
+    assert after.utilities.min() > before.utilities.min()
+    (note,) = (note for note in done.notes if note.startswith("on the plug-in model the start earns"))
+    lost = before.reward - after.reward
+    assert f"the start earns {lost:.2g} more than the policy's {after.reward:.6g}, but it lacks " in note
+    assert note.endswith(f"of the margin kappa = {done.settings.kappa:.4g}")
+    assert not begun.notes
+    assert note in resume(tmp_path / "run", LOG).notes
+
+
 def test_phases_pay_where_the_start_is_not_the_answer(monkeypatch):
     """Without the package for large restricted problems the plan ignores psi: a run finds its way into the caps."""
     cmdp, log = problem("ring", 300, seed=1)
@@ -155,6 +189,7 @@ def test_phases_pay_where_the_start_is_not_the_answer(monkeypatch):
     assert over[0] > 1.9
     assert any("of its time is more than psi" in note for note in begun.notes)
     assert not any("more than psi" in note for note in done.notes)
+    assert any("of its time beyond what psi = " in note for note in done.notes)  # the start earned more
     assert over[1] <= 1.05
     assert done.success
     assert 0.9 * optimum <= done.evaluation.reward.value <= 1.01 * optimum
@@ -295,6 +330,7 @@ def setting(name, k, value):
         (lambda header, arrays: header["phase"].update(halvings=9), "halvings must be between 0 and"),
         (lambda header, arrays: header["phase"].update(is_over=1), "is_over must be True or False"),
         (lambda header, arrays: header["phase"]["best"].update(phase=5), "phase of best must be between"),
+        (lambda header, arrays: header["phase"].update(start=[1.0, 0.0]), r"start must have shape \(3,\), got \(2,\)"),
         (lambda header, arrays: header["phase"].update(more=5), "its phase has \\['more'\\] as well"),
         (lambda header, arrays: header["phase"].pop("number"), "'number' is missing"),
         (lambda header, arrays: header.pop("phase"), "a phase belongs to a run in practice"),

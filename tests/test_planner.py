@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpdl.instances import garnet, lake, ring
-from dpdl.models import certified, status_line
+from dpdl.models import answers, certified, status_line
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from dpdl.models.planner import plan, slater_bounds
@@ -26,29 +26,56 @@ def dual_excess(model, found, reward=1.0):
     return (1 - model.gamma) * float((ahead - found.V[:, None]).max())
 
 
+def largest(model, gain):
+    """The largest discounted sum of gains that any policy has, by policy iteration with dense matrices."""
+    n, states = model.n_states, np.arange(model.n_states)
+    P, actions = model.P.toarray().reshape(n, -1, n), np.zeros(n, np.intp)
+    for _ in range(100):
+        V = np.linalg.solve(np.eye(n) - model.gamma * P[states, actions], gain[states, actions])
+        ahead = gain + model.gamma * P @ V
+        better = ahead.max(axis=1) > ahead[states, actions] + 1e-12 / (1 - model.gamma)
+        if not better.any():
+            return float(model.rho0 @ V)
+        actions = np.where(better, ahead.argmax(axis=1), actions)
+    raise AssertionError("policy iteration does not end")
+
+
+def check_proof(model, found, kappa):
+    """The multipliers of an answer prove its upper bound, or that there is no safe policy."""
+    unit, infeasible = 1 - model.gamma, found.status == "infeasible"
+    assert found.lam.min(initial=0.0) >= 0
+    assert dual_excess(model, found, reward=1.0 - infeasible) <= 1e-13
+    most = unit * largest(model, (1 - infeasible) * model.r + np.tensordot(found.lam, model.u, 1))
+    proved, error = unit * (model.rho0 @ found.V), 1e-14 / unit  # the condition number of the dense systems is 2/unit
+    assert most <= proved + error
+    if infeasible:
+        assert found.lam.sum() == pytest.approx(1, abs=1e-12)
+        assert max(most, proved) < unit * kappa - 1e-9
+        figures = (found.reward, found.lower, found.upper, *found.utilities, *found.policy.flat)
+        assert np.isnan(figures).all()
+        return
+    # The linear program's bound allows for its own errors, and V need not.
+    assert -1e-12 <= unit * found.upper - (proved - unit * kappa * found.lam.sum()) <= 1e-10
+    assert unit * (found.utilities.min(initial=np.inf) - kappa) >= -1e-9
+    assert found.lower <= found.reward
+    assert unit * (found.reward - found.lower) <= 1e-10
+    assert unit * (found.upper - found.lower) <= 1.1e-9 * max(1, unit * abs(found.upper))
+    assert found.gap <= (found.upper - found.lower) / abs(found.upper)
+
+
 def check_against_the_linear_program(seed, kappa=0.0):
     model = random_problem(seed)
     unit = 1 - model.gamma
     expected, found = model.solve(kappa, method="lp"), plan(model, kappa, tol=TIGHT)
     assert found.status == expected.status, seed
     assert expected.status in ("optimal", "infeasible")
+    check_proof(model, expected, kappa)
+    check_proof(model, found, kappa)
     if found.status == "infeasible":
-        # No policy reaches kappa with these weights of the utilities.
-        assert found.lam.min() >= 0
-        assert found.lam.sum() == pytest.approx(1, abs=1e-12)
-        assert unit * (model.rho0 @ found.V) < unit * kappa
-        assert dual_excess(model, found, reward=0.0) <= 1e-13
-        assert np.isnan(found.reward)
-        assert np.isnan(found.policy).all()
         return "infeasible"
     assert unit * abs(found.reward - expected.reward) <= 1e-8, seed
-    assert unit * (found.utilities.min() - kappa) >= -1e-9
     assert unit * found.lower <= unit * expected.reward + 2e-9
     assert unit * found.upper >= unit * expected.reward - 2e-9
-    assert unit * (found.upper - found.lower) <= 1.1e-9 * max(1, unit * abs(found.upper))
-    assert found.lam.min() >= 0
-    assert dual_excess(model, found) <= 1e-13
-    assert model.rho0 @ found.V - kappa * found.lam.sum() == pytest.approx(found.upper, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(found.policy.sum(axis=1), 1, rtol=0, atol=1e-14)
     # The policy earns what is said.
     value = model.evaluate(found.policy)
@@ -153,6 +180,18 @@ def test_degenerate_problems(model, reward):
     assert found.utilities.min() >= -1e-8
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_proofs_of_the_linear_program_with_gamma_close_to_one(seed):
+    """These answers come from mixtures of policies, since HiGHS' own are not accurate enough."""
+    base = random_problem(seed, n_utilities=2, ending=False)
+    model = CMDP(base.P, base.r, base.u, 1 - 1e-8, base.rho0)
+    slater = model.slater() / (1 - model.gamma)
+    for kappa, status in ((slater - 1e6, "optimal"), (slater + 1e6, "infeasible")):
+        found = model.solve(kappa, method="lp")
+        assert found.status == status
+        check_proof(model, found, kappa)
+
+
 def test_infeasible_by_little_is_infeasible():
     assert plan(one_state([1.0, 0.0], [-1.0, -1e-7])).status == "infeasible"
     assert plan(one_state([1.0, 0.0], [-1.0, 1e-7])).status == "optimal"
@@ -215,7 +254,7 @@ def test_further_rows():
         # The row of sum q/caps is not wanted here.
         program = replace(program, rows=program.rows[:2], limits=program.limits[:2], rows_t=program.rows_t[:2])
         best, found = certified.solve(program), plan(model, kappa, tol=TIGHT, at_most=(rows, limits))
-        if best is None:
+        if isinstance(best, certified.Bound):
             assert found.status == "infeasible"
             continue
         assert found.status == "optimal"
@@ -247,8 +286,16 @@ def test_a_long_plan_shows_its_bounds_on_a_terminal(monkeypatch):
     assert "policies, Slater constant between" in shown
     assert "policies, reward between" in shown
     assert shown.split("\r")[-2].isspace()  # it is removed
+    garnet(50, 5, n_utilities=3, rng=0).solve(method="planner", progress=False)
+    assert terminal.getvalue() == shown
     monkeypatch.setattr("sys.stderr", None)
     assert plan(garnet(5, 2, rng=0)).status == "optimal"
+    monkeypatch.setattr("sys.stderr", pipe := io.StringIO())
+    model = garnet(50, 5, n_utilities=3, rng=0)
+    model.solve(method="planner")
+    assert pipe.getvalue() == ""
+    model.solve(method="planner", progress=True)
+    assert "policies, reward between" in pipe.getvalue()
 
 
 def test_a_callback_sees_the_bounds_and_may_stop():
@@ -280,20 +327,98 @@ def test_limits_of_time_and_columns():
     assert np.isnan(none.reward)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0), lambda: lake(60, gamma=1 - 1e-5, rng=0)]
-)
-def test_ctrl_c_stops_it(make):
-    model, sent = make(), []
+def press_ctrl_c(after=0.0):
+    """Press Ctrl-C after this many seconds; the list says when it was."""
+    sent = []
 
     def press():
         sent.append(time.perf_counter())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    threading.Timer(0.2, press).start()
+    threading.Timer(after, press).start() if after else press()
+    return sent
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0), lambda: lake(60, gamma=1 - 1e-5, rng=0)]
+)
+def test_ctrl_c_stops_it(make):
+    model = make()
+    sent = press_ctrl_c(0.2)
     with pytest.raises(KeyboardInterrupt):
         plan(model, tol=1e-12)
     assert time.perf_counter() - sent[0] < 1  # some 0.05 s on an idle machine
+
+
+def check_unfinished(model, found, status, best):
+    assert found.status == status
+    assert found.lower <= best.upper
+    assert found.upper >= best.lower
+    assert found.gap > 1e-9  # there was something left to do
+    assert found.utilities.min() >= -1e-9 / (1 - model.gamma)
+    value = model.evaluate(found.policy)
+    assert value.reward == pytest.approx(found.reward, rel=1e-9)
+    assert found.lower <= value.reward + 1e-9
+    assert dual_excess(model, found) <= 1e-13
+    assert model.rho0 @ found.V == pytest.approx(found.upper, rel=1e-12)
+
+
+def test_solve_returns_the_best_so_far_after_ctrl_c():
+    """Whenever it comes: bounds hold, V proves the upper one, and the policy is safe."""
+    model = garnet(60, 5, n_utilities=5, rng=0)
+    best, seen = plan(model, tol=1e-12), []
+    plan(model, tol=1e-12, callback=seen.append)
+    first = next(k for k, one in enumerate(seen) if one.phase == 2)
+    for stop in range(first, len(seen) - 3, 5):
+        calls = []
+
+        def interrupt(progress, stop=stop, calls=calls):
+            calls.append(progress)
+            if len(calls) == stop + 1:
+                press_ctrl_c()
+
+        check_unfinished(model, plan(model, tol=1e-12, callback=interrupt, interruptible=True), "interrupted", best)
+    with pytest.raises(KeyboardInterrupt):  # by default
+        plan(model, callback=lambda progress: press_ctrl_c())
+    with pytest.raises(KeyboardInterrupt):  # before there is a safe policy
+        plan(model, kappa=model.slater() * 20, callback=lambda progress: press_ctrl_c(), interruptible=True)
+
+
+def test_solve_obeys_ctrl_c_and_its_time_limit():
+    model = garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0)
+    began = time.perf_counter()
+    best = plan(model)
+    whole = time.perf_counter() - began
+    for method in ("planner", "auto"):
+        began = time.perf_counter()
+        found = model.solve(method=method, time_limit=whole / 4)
+        assert time.perf_counter() - began < whole
+        check_unfinished(model, found, "limit", best)
+    sent = press_ctrl_c(whole / 4)
+    found = model.solve()
+    assert time.perf_counter() - sent[0] < whole / 2
+    check_unfinished(model, found, "interrupted", best)
+
+
+@pytest.mark.parametrize("how", [{}, {"psi": 20.0}])
+def test_a_linear_program_out_of_time_has_no_answer(how):
+    model = garnet(30, 4, n_utilities=2, rng=0)
+    how = {"mu": np.full(model.r.shape, 1 / model.r.size), **how} if how else {}
+    found = model.solve(method="lp", time_limit=0.0, **how)
+    assert found.status == "limit"
+    assert np.isnan((found.reward, *found.lam, *found.V, *found.policy.flat)).all()
+    assert (found.lower, found.upper, found.gap) == (-np.inf, np.inf, np.inf)
+    assert model.solve(time_limit=60, **how).status == "optimal"
+
+
+def test_an_inaccurate_plan_is_kept_if_there_is_no_time_for_more(monkeypatch):
+    model = garnet(30, 4, n_utilities=2, rng=0)
+    monkeypatch.setattr(answers, "PLANNER_PAIRS", 0)
+    monkeypatch.setattr(answers, "plan", lambda *a, **k: replace(plan(model), status="inaccurate"))
+    assert model.solve().status == "optimal"  # by the linear program
+    found = model.solve(time_limit=0.0)
+    assert found.status == "inaccurate"
+    assert found.lower <= model.solve(method="lp").reward <= found.upper
 
 
 @pytest.mark.parametrize(
@@ -301,6 +426,9 @@ def test_ctrl_c_stops_it(make):
     [
         ({"kappa": np.nan}, ValueError, "kappa"),
         ({"tol": -1.0}, ValueError, r"tol must be >= 0, got -1\.0"),
+        ({"progress": 1}, TypeError, "progress must be True, False or None, got 1"),
+        ({"interruptible": None}, TypeError, "interruptible must be True or False"),
+        ({"time_limit": -1.0}, ValueError, "time_limit must be"),
         ({"max_columns": 0}, ValueError, "max_columns must be between 1 and .*, got 0"),
         ({"allowed": [[1, 1]]}, TypeError, "allowed must hold booleans, got dtype int64"),
         ({"allowed": [[True]]}, ValueError, r"allowed must have shape \(1, 2\), got \(1, 1\)"),
@@ -318,11 +446,11 @@ def test_bad_input_is_named(keywords, error, message):
 def test_solve_takes_a_method():
     model = garnet(30, 4, n_utilities=2, rng=0)
     best, planned = model.solve(method="lp"), model.solve(method="planner")
-    assert (type(best).__name__, type(planned).__name__) == ("Solution", "Plan")
-    assert type(model.solve()).__name__ == "Solution"
+    assert (best.n_columns, planned.n_columns > 0) == (0, True)
+    assert model.solve().n_columns == 0  # small models are linear programs by default
     assert planned.reward == pytest.approx(best.reward, abs=2e-8)
     large = garnet(500, 4, n_utilities=2, rng=0)
-    assert type(large.solve()).__name__ == "Plan"
+    assert large.solve().n_columns > 0
     assert large.solve().reward == pytest.approx(large.solve(method="lp").reward, abs=2e-8)
     with pytest.raises(ValueError, match="method must be one of"):
         model.solve(method="simplex")

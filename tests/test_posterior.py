@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset
-from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, Posterior
+from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, PRIOR_ROWS, Posterior
 
 S, A, GAMMA = 5, 3, 0.9
 LIMITS = {"total": [3.0, 4.0], "average": [0.3, 0.4]}
@@ -47,7 +47,31 @@ def random_policy(seed=1):
     return np.random.default_rng(seed).dirichlet(np.ones(A), S)
 
 
-def dense(kind, data, log, alpha, unknown, policy, rho0):
+def drawn(gain, data):
+    """Expected gains of the visited pairs, {pair: (mean, noise)}: the normal model with a random mean for each pair."""
+    groups, pairs = {}, {}
+    for k, key in enumerate(zip(data["s"], data["a"], data["s_next"], data["terminated"], strict=True)):
+        groups.setdefault(key[:2] + ((-1,) if key[3] else (key[2],)), []).append(gain[k])
+        pairs.setdefault(key[:2], []).append(gain[k])
+    squares, rows = dict.fromkeys(pairs, 0.0), dict.fromkeys(pairs, 0)
+    for key, values in groups.items():
+        squares[key[:2]] += ((np.array(values) - np.mean(values)) ** 2).sum()
+        rows[key[:2]] += len(values) - 1
+    if sum(squares.values()) < 1e-20:
+        return {pair: (np.mean(values), 0.0) for pair, values in pairs.items()}
+    common = sum(squares.values()) / sum(rows.values())
+    noise = {pair: (squares[pair] + PRIOR_ROWS * common) / (rows[pair] + PRIOR_ROWS) for pair in pairs}
+    error = {pair: noise[pair] / len(pairs[pair]) for pair in pairs}
+    mean = {pair: np.mean(values) for pair, values in pairs.items()}
+    between = max(0.0, np.var(list(mean.values())) - np.mean(list(error.values())))
+    weight = {pair: 1 / (between + error[pair]) for pair in pairs}
+    centre = sum(weight[pair] * mean[pair] for pair in pairs) / sum(weight.values())
+    return {
+        pair: ((between * mean[pair] + error[pair] * centre) / (between + error[pair]), noise[pair]) for pair in pairs
+    }
+
+
+def dense(kind, data, log, weights, unknown, policy, rho0):
     """Values of a policy on the posterior mean model, row by row of the log and with full matrices.
 
     Reward and gains (costs with a minus) of the mean model, discounted totals; a pair that the log does not show has
@@ -57,9 +81,11 @@ def dense(kind, data, log, alpha, unknown, policy, rho0):
     n = np.zeros((S, A))
     P, gains = np.zeros((S, A, S + 1)), np.zeros((3, S, A))
     gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
+    for i, column in enumerate(gain.T):
+        for pair, (mean, _) in drawn(column, data).items():
+            gains[(i, *pair)] = mean
     for k, (s, a) in enumerate(zip(data["s"], data["a"], strict=True)):
         n[s, a] += 1
-        gains[:, s, a] += gain[k]
         if not data["terminated"][k]:
             P[s, a, data["s_next"][k]] += 1
     visited = n.sum(axis=1) > 0
@@ -71,8 +97,9 @@ def dense(kind, data, log, alpha, unknown, policy, rho0):
     for s in range(S):
         for a in range(A):
             if n[s, a]:
+                led_to = (data["s_next"] + S * data["terminated"])[(data["s"] == s) & (data["a"] == a)]
+                alpha = weights[int(np.ptp(led_to) > 0)]
                 P[s, a] = (P[s, a] + alpha * base) / (n[s, a] + alpha)
-                gains[:, s, a] /= n[s, a]
             else:
                 P[s, a], gains[:, s, a] = 0, worst / (1 - GAMMA)
     K = np.vstack([np.einsum("sa,sat->st", policy, P), base])
@@ -94,7 +121,7 @@ def test_values_are_those_of_the_dense_mean_model(kind, ends):
         posterior = Posterior(log if noise else as_counts(log), GAMMA, rho0, None)
         for policy in (random_policy(), posterior.behaviour(), np.eye(A)[[0, 1, 2, 0, 0]]):
             found = posterior.value(policy)
-            J, V, visits, unseen = dense(kind, data, log, posterior.alpha, posterior.unknown, policy, rho0)
+            J, V, visits, unseen = dense(kind, data, log, posterior.weights, posterior.unknown, policy, rho0)
             assert np.allclose(found.J, J, rtol=1e-9, atol=1e-9)
             assert np.allclose(found.V, V, rtol=1e-9, atol=1e-9)
             assert np.allclose(found.visits, visits, rtol=1e-9)
@@ -199,29 +226,47 @@ def chain_log(n_pairs, visits, new_share, seed=0):
     return Dataset(s, 0 * s, s_next, zero, zero[:, None], n_states=n_states, n_actions=1)
 
 
-def alpha(log):
-    return Posterior(log, GAMMA, np.eye(1, log.n_states)[0], None).alpha
+def weights(log):
+    """alpha of pairs with one next state, and with several."""
+    return Posterior(log, GAMMA, np.eye(1, log.n_states)[0], None).weights
 
 
 def test_alpha_tells_known_next_states_from_ever_new_ones():
-    assert alpha(chain_log(3000, 20, 0.0)) < 2 * LEAST_ALPHA
-    assert alpha(chain_log(8000, 20, 0.0)) == LEAST_ALPHA
-    assert alpha(chain_log(10, 2, 0.0)) < 0.5
-    assert alpha(chain_log(200, 10, 1.0)) == MOST_ALPHA
-    found = [alpha(chain_log(300, 10, share)) for share in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)]
-    assert found == sorted(found)
-    assert found[0] < 0.3
-    assert found[-1] > 5
+    assert weights(chain_log(3000, 20, 0.0))[0] < 2 * LEAST_ALPHA
+    assert weights(chain_log(8000, 20, 0.0)) == (LEAST_ALPHA, pytest.approx(1.0))
+    assert weights(chain_log(10, 2, 0.0))[0] < 0.5
+    assert weights(chain_log(200, 10, 1.0))[1] == MOST_ALPHA
+    found = np.array([weights(chain_log(300, 10, share)) for share in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)])
+    assert (np.diff(found[:, 1]) > 0).all()
+    assert (np.diff(found[:4, 0]) > 0).all()  # beyond, hardly any pair leads to one state
+    assert found[0].max() < 0.5
+    assert found[-1, 1] > 5
 
 
 def test_alpha_solves_its_equation_and_needs_few_rows():
     """One row of each pair says nothing about alpha: it is one then."""
-    assert alpha(chain_log(50, 1, 0.5)) == pytest.approx(1.0)
+    assert weights(chain_log(50, 1, 0.5)) == pytest.approx((1.0, 1.0))
     log = chain_log(40, 5, 0.15)
-    found, groups = alpha(log), log.counts()["count"]
-    singles = (groups == 1).sum()
-    # 40 pairs with 5 visits, and 5 pairs that were seen twice and led to two states once each in two.
-    assert 40 * 5 * found / (4 + found) + 5 * 2 * found / (1 + found) == pytest.approx(singles + 5)
+    for several, found in enumerate(weights(log)):
+        rows = alone = 0
+        for k in range(len(log)):  # leave row k out
+            others = log.s_next[(log.s == log.s[k]) & (np.arange(len(log)) != k)]
+            if (np.ptp(others) > 0) == several:
+                rows, alone = rows + 1, alone + (log.s_next[k] not in others)
+        # Each has four others; and 5 pairs that were seen twice and led to two states once each in two.
+        assert rows * found / (4 + found) + 5 * 2 * found / (1 + found) == pytest.approx(alone + 5)
+
+
+def test_pairs_that_led_to_one_state_have_an_alpha_of_their_own():
+    """Every pair has two next states that are equally likely: with both seen there is no third."""
+    rng = np.random.default_rng(0)
+    s = np.repeat(np.arange(400), 3)
+    log = Dataset(s, 0 * s, rng.integers(0, 2, len(s)), 0.0 * s, 0.0 * s[:, None], n_states=400, n_actions=1)
+    posterior = Posterior(log, GAMMA, np.eye(1, 400)[0], None)
+    one, several = posterior.weights
+    assert one > 1
+    assert several < 0.05
+    assert np.array_equal(posterior.alpha, np.where(posterior.distinct == 1, one, several))
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.5, 0.999, 1 - 1e-6])

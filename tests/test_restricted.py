@@ -143,4 +143,16 @@ def test_solve_goes_there_with_many_pairs(monkeypatch):
             assert best.reward * 0.999 <= found.reward <= best.reward + 1e-8
             assert found.utilities.min() >= -1e-8
             assert (1 - model.gamma) * found.occupancy.max() <= psi / 200 + 1e-8
+            for one in (best, found):
+                assert one.lower <= one.reward <= one.upper
+                assert one.gap <= 1e-3
+                # The caps' multipliers are the gains that are left at them.
+                left = model.r + np.tensordot(one.lam, model.u, 1) - one.V[:, None]
+                left += model.gamma * (model.P @ one.V).reshape(left.shape)
+                proved = model.rho0 @ one.V + np.maximum(left, 0).sum() * psi / 200 / (1 - model.gamma)
+                assert best.lower <= proved <= one.upper * (1 + 1e-9)
     assert best.status == "infeasible"
+    for one in (best, found):
+        assert np.isnan((one.reward, one.lower, one.upper)).all()
+        assert one.lam.min() >= 0
+        assert np.isfinite(one.V).all()

@@ -14,6 +14,7 @@ from dpdl import CMDP, exact
 sys.path.append(str(Path(__file__).parent.parent / "bench"))
 import coptidice
 import safety
+import safety_further as further
 import safety_problems as made
 
 
@@ -69,20 +70,66 @@ def test_several_limits_bind():
     assert reward == pytest.approx(problem.cmdp.solve().reward * problem.reward_scale)
 
 
+def estimates_of_the_log_are_those_of_the_model(problem, policy, rel):
+    """Hold the plug-in estimates of a policy from a long log against the true reward and costs."""
+    log = problem.log(400, np.random.default_rng(7))
+    estimate = exact.plug_in(log, problem.gamma, problem.known_start).evaluate(policy)
+    reward, ratios = problem.figures(policy)
+    assert estimate.reward * log.units.reward_scale == pytest.approx(reward, rel=rel)
+    assert log.units.costs(estimate.utilities) / problem.limits == pytest.approx(ratios, rel=rel)
+
+
+def ratios_agree_with_the_utilities(problem):
+    """Hold ratios of costs to limits, from the occupancy, against the utilities of the model that is solved."""
+    policy = np.random.default_rng(6).dirichlet(np.ones(problem.r.shape[1]), len(problem.r))
+    _, ratios = problem.figures(policy)
+    assert ((ratios <= 1) == (problem.cmdp.evaluate(policy).utilities >= 0)).all()
+
+
 @pytest.mark.parametrize("index", range(len(made.OTHERS)))
 def test_other_problems_bind_and_their_logs_are_of_the_true_model(index):
     problem = made.other(np.random.default_rng([5, index]), index)
     assert problem.binds()
-    # The ratios of costs to limits, from the occupancy, against the utilities of the model that was solved.
-    policy = np.random.default_rng(6).dirichlet(np.ones(problem.r.shape[1]), len(problem.r))
-    _, ratios = problem.figures(policy)
-    assert ((ratios <= 1) == (problem.cmdp.evaluate(policy).utilities >= 0)).all()
-    log = problem.log(400, np.random.default_rng(7))
+    ratios_agree_with_the_utilities(problem)
     uniform = np.full(problem.r.shape, 1 / problem.r.shape[1])
-    estimate = exact.plug_in(log, problem.gamma, problem.known_start).evaluate(uniform)
-    reward, ratios = problem.figures(uniform)
-    assert estimate.reward * log.units.reward_scale == pytest.approx(reward, rel=0.2)
-    assert log.units.costs(estimate.utilities) / problem.limits == pytest.approx(ratios, rel=0.2)
+    estimates_of_the_log_are_those_of_the_model(problem, uniform, rel=0.2)
+
+
+@pytest.mark.parametrize("index", range(len(further.KINDS)), ids=lambda k: further.KINDS[k].__name__.strip("_"))
+def test_further_problems_bind_and_their_logs_are_of_the_true_model(index):
+    problem = made.PROTOCOLS["further"].make(np.random.default_rng([5, index]), index, False)
+    ends = 0 if problem.ends is None else problem.ends
+    assert np.allclose(problem.P.sum(axis=2) + ends, 1)
+    assert problem.P.min() >= 0
+    assert problem.rho0.sum() == pytest.approx(1)
+    assert problem.c.min() >= 0
+    ratios = problem.figures(problem.optimal_policy)[1]
+    assert ((ratios > 1 - 1e-4).sum() >= 2) if len(ratios) > 1 else ratios[0] == pytest.approx(1, abs=1e-4)
+    assert problem.least < 0.95  # a policy keeps all limits with room
+    best = problem.cmdp.unconstrained().solve().policy
+    assert problem.figures(best)[1].max() > 1 / 0.9  # which the best policy without limits does not
+    ratios_agree_with_the_utilities(problem)
+    # Some behaviours hardly take some of the actions: their logs tell what they themselves do.
+    logged = problem.mu / problem.mu.sum(axis=1, keepdims=True) if problem.behaviour is None else problem.behaviour
+    estimates_of_the_log_are_those_of_the_model(problem, logged, rel=0.1)
+
+
+def test_limits_of_many_costs_do_not_all_bind():
+    index = [kind.__name__ for kind in further.KINDS].index("_many")
+    problem = further.draw(np.random.default_rng([5, index]), index)
+    ratios = problem.figures(problem.optimal_policy)[1]
+    assert len(ratios) >= 6
+    assert ratios.min() < 0.95
+
+
+def test_costs_of_arrival_are_logged_by_the_state_reached():
+    index = [kind.__name__ for kind in further.KINDS].index("_stock")
+    problem = further.draw(np.random.default_rng([5, index]), index)
+    log = problem.log(20, np.random.default_rng(8))
+    rate = problem.limits[0]
+    u = np.where(log.s_next == 0, rate - 1, rate)
+    assert np.allclose(np.ravel(log.u) / abs(log.u).max(), u / abs(u).max())
+    assert np.allclose(problem.c[0], problem.P[:, :, 0])
 
 
 def test_normalised_reward_counts_from_the_worst_policy_if_rewards_are_negative(toy):

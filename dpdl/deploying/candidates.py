@@ -4,8 +4,9 @@ A candidate is optimal for the posterior mean model (`dpdl.deploying.posterior`)
 
     reward - b sd,   utility - b sd,   sd(s,a)^2 = Var[mean of r + gamma V(s') | log],
 
-at margins kappa, by the planner; and inside D(psi), by a linear program, for models that are small enough. Pessimism b
-pays twice: a policy that stays where the log is rich has a smaller standard error, and profits less from noise.
+at margins kappa, by a linear program for small models and by the planner for others; for small ones inside D(psi) as
+well. Pessimism b pays twice: a policy that stays where the log is rich has a smaller standard error, and profits less
+from noise.
 
 A next state from anywhere has the value base.V, one number for each gain. With these held at the values of the previous
 plan, the model is sparse: such a step ends the episode, with base.V as its last gain.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,19 +28,20 @@ from dpdl.deploying.certificate import Certifier
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
+from dpdl.models.model import Model
 from dpdl.models.planner import Planner
 
 #: Pessimism that is tried, and deviations; None is any.
 PESSIMISM: tuple[float, ...] = (0.3, 1.0, 2.0)
 DEVIATIONS: tuple[float, ...] = (8.0,)
-#: Linear programs inside D(psi) are solved up to this many pairs.
-LP_PAIRS = 2000
+#: Linear programs inside D(psi) are solved up to this many pairs; without psi, where they are quicker than the planner.
+LP_PAIRS, QUICK_PAIRS = 2000, 1000
 #: Policies that a search tries, at most; the relative change of reward at which it ends.
 ROUNDS, CHANGE = 10, 2e-4
 #: See `Search`.
 ROOM = 0.02
 #: Logs that are drawn to find out how much the choice of a policy flatters it.
-RESAMPLED = 8
+RESAMPLED = 16
 #: Relative gap to which plans are made.
 PLAN_GAP = 1e-3
 
@@ -56,7 +59,8 @@ class Tried(NamedTuple):
     psi : float or None
     pessimism : float
     optimism : array, shape (1 + I,), or None
-        What was taken off its estimates because it was chosen on the log that tests it, see `optimism`.
+        What was taken off its estimates because it was chosen on the log that tests it, in standard errors; see
+        `optimism`.
     """
 
     policy: Array
@@ -162,7 +166,7 @@ class Search:
 
 
 def optimism(certifier: Certifier, one: Tried) -> Array:
-    """Return by how much the choice of a policy flatters its estimates, (1 + I,).
+    """Return by how many standard errors the choice of a policy flatters its estimates, (1 + I,).
 
     In logs that are drawn from the posterior the same choice is made: its estimate there, less its value in the model
     that the logs are drawn from. The same difference for the policy itself, which was not chosen there and has none to
@@ -177,8 +181,13 @@ def optimism(certifier: Certifier, one: Tried) -> Array:
             policy = plans.best(certifier.thresholds + kappa)[1]
         else:
             policy = plans.most_careful(certifier.thresholds)
-        total += other.value(policy).J - posterior.value(policy).J - (other.value(one.policy).J - one.value.J)
+        total += _errors(other.value(policy), posterior.value(policy)) - _errors(other.value(one.policy), one.value)
     return np.maximum(total / RESAMPLED, 0.0)
+
+
+def _errors(estimate: Value, truth: Value) -> Array:
+    """Return by how many of its standard errors an estimate is above the truth; 0 if it has none."""
+    return np.divide(estimate.J - truth.J, estimate.error, where=estimate.error > 0, out=np.zeros(len(truth.J)))
 
 
 class Plans:
@@ -190,7 +199,7 @@ class Plans:
     scale : array, shape (1 + I,)
         The gains of the model are divided by these.
     prices : array, shape (I,)
-        Multipliers of the constraints of the last plan, reward for a unit of each; of the planner only.
+        Multipliers of the constraints of the last plan, reward for a unit of each.
     """
 
     prices: Array
@@ -217,26 +226,39 @@ class Plans:
         ends = np.maximum(1 - P.sum(axis=1), 0.0).reshape(n_states, n_actions)
         self.model = CMDP(P, r, np.reshape(u, (-1, n_states, n_actions)), posterior.gamma, posterior.rho0, ends)
         self.psi = psi
-        self._planner = Planner(self.model, PLAN_GAP, allowed=posterior.allowed()) if psi is None else None
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self.model, PLAN_GAP, allowed=self.posterior.allowed())
+
+    @cached_property
+    def _closed(self) -> tuple[Model, Array]:
+        """The model with its end as a state, and the caps of its pairs."""
+        closed, log = self.model.closed(), self.posterior.log
+        if self.psi is not None:
+            return closed, programs.region(closed, self.psi, log.frequencies)
+        caps = programs.region(closed)
+        caps[: self.model.r.size][~self.posterior.allowed().ravel()] = 0.0
+        return closed, caps
 
     def best(self, thresholds: Array) -> tuple[bool, Array]:
         """Return the best policy with these totals, or the most careful and False if there is none."""
-        kappa = thresholds / self.scale[1:]
-        if self._planner is not None:
+        kappa, price = thresholds / self.scale[1:], self.scale[0] / self.scale[1:]
+        if self.psi is None and self.model.r.size > QUICK_PAIRS:
             plan = self._planner.plan(kappa)
-            self.prices = plan.lam * self.scale[0] / self.scale[1:]
+            self.prices = plan.lam * price
             return (True, plan.policy) if np.isfinite(plan.reward) else (False, self.most_careful(thresholds))
-        closed, unit = self.model.closed(), 1 - self.model.gamma
-        caps = programs.region(closed, self.psi, self.posterior.log.frequencies)
-        found = programs.propose(programs.largest_reward(closed, unit * kappa, caps))
+        closed, caps = self._closed
+        found = programs.propose(programs.largest_reward(closed, (1 - closed.gamma) * kappa, caps))
         if found is None:
             return False, self.most_careful(thresholds)
+        self.prices = found.w[: len(kappa)] * price
         table = found.q[: self.model.r.size].reshape(self.model.r.shape)
         return True, policies.from_occupancy(table, self.posterior.behaviour())
 
     def most_careful(self, thresholds: Array) -> Array:
         """Return the policy whose least margin above the thresholds, relative to the gains, is largest."""
-        if self._planner is None:
+        if self.psi is not None:
             return self.posterior.behaviour()
         return self._planner.most_careful(thresholds / self.scale[1:]).policy
 

@@ -3,7 +3,8 @@
 For J_i, the discounted total of constraint i, a lower confidence bound at level delta/I for each of the I constraints,
 so that all of them hold together with probability 1 - delta. Two methods:
 
-normal   estimate and standard error of the posterior (`dpdl.deploying.posterior`), normal quantiles: asymptotic
+normal   estimate and standard error of the posterior (`dpdl.deploying.posterior`), with Student's quantiles, which
+         are the normal ones for large logs: asymptotic
 finite   empirical Bernstein bounds (`dpdl.deploying.finite`): for any number of transitions, and much wider
 
 Either speaks of a policy that was not chosen by its values on this log. `safe_policy` says what it does about that.
@@ -14,11 +15,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 from dpdl import _text as text
 from dpdl import _validation as check
@@ -32,9 +33,11 @@ from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
 #: The part of delta that the bounds of a policy may spend that was chosen on the same log.
-SPENT = 1 / 2
+SPENT = 0.7
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
+#: Student's distribution is the normal one from here on; quantiles of smaller levels are not computed.
+MOST_FREEDOM, LEAST_LEVEL = 1e6, 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,7 @@ class Certificate:
     unseen : float
         Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
     chosen_here : bool
-        Whether the policy was chosen on the same log, and half of delta is kept back for that.
+        Whether the policy was chosen on the same log, and a part of delta is kept back for that.
     """
 
     reward: Bound
@@ -157,7 +160,7 @@ class Certificate:
     @property
     def remarks(self) -> list[str]:
         """What the table rests on, in sentences."""
-        kind = {"normal": "normal bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
+        kind = {"normal": "Student's bounds, right for large logs", "finite": "empirical Bernstein bounds"}[self.method]
         found = [
             f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; {kind}",
             f"discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative as "
@@ -167,7 +170,7 @@ class Certificate:
             flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
             found.append(
                 "the policy was chosen on the same log: bounds allow for what that flatters its estimates by, found by "
-                f"resampling ({flattery}), and half of the failure probability is kept back"
+                f"resampling ({flattery}), and {1 - SPENT:.0%} of the failure probability are kept back"
             )
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
@@ -256,7 +259,8 @@ def certify(
     delta : float, optional
         Probability that a bound of some constraint fails.
     method : {"normal", "finite"}, optional
-        Normal bounds, which are asymptotic, or empirical Bernstein bounds, which hold for any length of the log.
+        Bounds by the normal approximation, with Student's quantiles, which are asymptotic; or empirical Bernstein
+        bounds, which hold for any length of the log.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
     worst_costs : array_like, shape (I,), optional
@@ -275,7 +279,7 @@ def certify(
     >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
     ...                          n_states=1, n_actions=2)
     >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
-    ('cost 0', '0.9987', '0.0091', '<= 1.014', '<= 1.2 a step', 'kept', '')
+    ('cost 0', '0.9988', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
     return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
 
@@ -298,11 +302,12 @@ class Certifier:
     delta : float
     method : str
     chosen_here : bool
-        Whether policies are chosen on the same log: then half of delta is kept back.
+        Whether policies are chosen on the same log: then a part of delta is kept back.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
     optimism : array, shape (1 + I,), or None
-        What bounds take off the estimates of reward and gains because the policy was chosen on the same log.
+        What bounds take off the estimates of reward and gains because the policy was chosen on the same log, in
+        standard errors.
     """
 
     posterior: Posterior
@@ -340,10 +345,11 @@ class Certifier:
         """Failure probability of the bounds of all constraints together."""
         return self.delta * SPENT if self.chosen_here else self.delta
 
-    @property
-    def z(self) -> float:
-        """Standard errors between an estimate and its bound, for each constraint."""
-        return _quantile(self.level / max(1, self.posterior.log.n_utilities))
+    def wide(self, value: Value) -> Array:
+        """Return the distances between estimates and their bounds, for reward and constraints, (1 + I,)."""
+        levels = np.full(len(value.J), self.level / max(1, len(value.J) - 1))
+        levels[0] = self.level
+        return _quantiles(levels, value.freedom) * value.error
 
     @cached_property
     def tolerance(self) -> Array:
@@ -364,8 +370,8 @@ class Certifier:
         """Return estimates and bounds of a policy with these values."""
         if self.method == "finite":
             return Range(*finite.bounds(self.posterior, policy, self.level))
-        wide = np.append(_quantile(self.level), np.full(len(value.J) - 1, self.z)) * value.error
-        return Range(value.J, value.J - wide - (0.0 if self.optimism is None else self.optimism), value.J + wide)
+        wide, flattery = self.wide(value), 0.0 if self.optimism is None else self.optimism * value.error
+        return Range(value.J, value.J - wide - flattery, value.J + wide)
 
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
@@ -387,7 +393,7 @@ class Certifier:
                 is_average=units.normalised,
                 kept=bool(kept[i]),
                 effective=effective,
-                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i]),
+                optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i] * value.error[1 + i]),
                 worst=float(sign * posterior.worst[1 + i]),
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
@@ -422,7 +428,7 @@ class Certifier:
             error=float(value.error[0]),
             bound=float(found.lower[0]),
             effective=effective,
-            optimism=0.0 if self.optimism is None else float(self.optimism[0]),
+            optimism=0.0 if self.optimism is None else float(self.optimism[0] * value.error[0]),
             worst=float(self.posterior.worst[0]),
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),
@@ -438,6 +444,7 @@ class Certifier:
         return Judge(log, plug_in(log, posterior.gamma, posterior.rho0), estimated).per_episode(policy)
 
 
-def _quantile(level: float) -> float:
-    """Standard errors that are exceeded with probability `level`, at least none: an estimate is never improved."""
-    return max(0.0, -NormalDist().inv_cdf(max(level, np.finfo(float).tiny)))
+def _quantiles(levels: Array, freedom: Array) -> Array:
+    """Standard errors that are exceeded with probabilities `levels`, at least none: an estimate is never improved."""
+    found = -stdtrit(np.clip(freedom, 1.0, MOST_FREEDOM), np.maximum(levels, LEAST_LEVEL))
+    return np.maximum(found, 0.0)

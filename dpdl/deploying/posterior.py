@@ -13,7 +13,18 @@ mean draws those back to the mean.
 
 alpha is estimated from the log, by leaving one row out: how often does a row lead where no other row of its pair does?
 That has probability alpha/(n - 1 + alpha). So a log of a system whose next states are few and known is hardly
-smoothed, and one that keeps showing new next states is.
+smoothed, and one that keeps showing new next states is. Pairs whose rows all led to one state have an alpha of their
+own: a pair that has already shown two next states may well have no third one, where one with a single next state still
+hides its second.
+
+Rewards and costs that scatter around the mean of their pair have a mean that a few visits show poorly, and the best of
+many such means flatters most. They are drawn towards the mean of all pairs, as far as the log shows noise rather than
+pairs that differ,
+
+    m(s,a) = (1-B) (mean of the pair) + B (mean of all pairs),   B = noise / (noise + n tau^2),
+
+with tau^2 the variance of the pairs' expectations. Without noise, m is the mean of the pair. The standard error counts
+the noise in full, noise/n.
 
 In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
 state is given the worst gain of a step and a next state from anywhere in turn.
@@ -39,6 +50,8 @@ from dpdl.models.solving import Kernel
 
 #: alpha lies between these. Before any row is read it is one, as if this many pairs had been seen twice.
 LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
+#: The noise of a pair is found from its own rows and the noise of all pairs, which counts as this many of them.
+PRIOR_ROWS = 5.0
 
 
 class Value(NamedTuple):
@@ -50,6 +63,8 @@ class Value(NamedTuple):
     ----------
     J, error : arrays, shape (1 + I,)
         Discounted totals and their standard errors.
+    freedom : array, shape (1 + I,)
+        Degrees of freedom of the squared errors (Satterthwaite): how many rows they are estimated from, in effect.
     V : array, shape (1 + I, S)
         Value functions.
     visits : array, shape (S,)
@@ -62,6 +77,7 @@ class Value(NamedTuple):
 
     J: Array
     error: Array
+    freedom: Array
     V: Array
     visits: Array
     parts: Array
@@ -187,21 +203,26 @@ class Posterior:
             least, most = np.minimum(least, gains.min(axis=0)), np.maximum(most, gains.max(axis=0))
         return np.array([least, most])
 
+    @property
+    def distinct(self) -> NDArray[np.int64]:
+        """How many next states the rows of each visited pair lead to, (K,)."""
+        return np.bincount(self.pair[self.count > 0], minlength=len(self.visits_of))
+
     @cached_property
-    def alpha(self) -> float:
-        """Weight of an outcome from anywhere, in visits."""
-        from scipy.optimize import brentq  # slow to import
+    def weights(self) -> tuple[float, float]:
+        """alpha of pairs whose rows lead to one state, and to several."""
+        n, alone = self.visits_of[self.pair], self.count == 1
+        left = self.distinct[self.pair] - alone  # next states of the other rows of the pair
+        found = []
+        for chosen in ((n >= 2) & (left == 1), (n >= 2) & (left > 1)):
+            found.append(_weight(n[chosen], self.count[chosen], float(alone[chosen].sum())))
+        return found[0], found[1]
 
-        n, single = self.visits_of, np.bincount(self.pair[self.count == 1], minlength=len(self.visits_of))
-        n, single = n[n >= 2], single[n >= 2]
-
-        def excess(alpha: float) -> float:
-            expected = float((n * alpha / (n - 1 + alpha)).sum()) + PRIOR_PAIRS * 2 * alpha / (1 + alpha)
-            return expected - float(single.sum()) - PRIOR_PAIRS
-
-        if excess(LEAST_ALPHA) >= 0:
-            return LEAST_ALPHA
-        return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(brentq(excess, LEAST_ALPHA, MOST_ALPHA))
+    @cached_property
+    def alpha(self) -> Array:
+        """Weight of an outcome from anywhere for each visited pair, in visits, (K,)."""
+        one, several = self.weights
+        return np.where(self.distinct > 1, several, one)
 
     @cached_property
     def unknown(self) -> float:
@@ -248,9 +269,29 @@ class Posterior:
         return sp.csr_array(entries, shape=(len(self.visits_of), self.log.n_states))
 
     @cached_property
-    def gains(self) -> Array:
-        """Mean reward and gains of visited pairs, (1 + I, K)."""
+    def observed(self) -> Array:
+        """Mean reward and gains of the rows of visited pairs, (1 + I, K)."""
         return np.array([np.bincount(self.pair, self.count * one) for one in self.mean]) / self.visits_of
+
+    @cached_property
+    def noise(self) -> Array:
+        """Variance of reward and gains among rows with the same pair and next state, (1 + I, K)."""
+        rows = np.bincount(self.pair, np.maximum(self.count - 1, 0.0))
+        own = np.array([np.bincount(self.pair, one) for one in self.within])
+        common = own.sum(axis=1) / max(1.0, float(rows.sum()))
+        return (own + PRIOR_ROWS * common[:, None]) / (rows + PRIOR_ROWS)
+
+    @cached_property
+    def gains(self) -> Array:
+        """Expected reward and gains of visited pairs, (1 + I, K)."""
+        found, n = self.observed.copy(), self.visits_of
+        for k in np.flatnonzero(self.noise.any(axis=1)):
+            variance = self.noise[k] / n
+            between = max(0.0, float(found[k].var()) - float(variance.mean()))
+            weight = 1 / (between + variance)
+            drawn = variance * weight
+            found[k] += drawn * (float(weight @ found[k]) / float(weight.sum()) - found[k])
+        return found
 
     # ---- Policies ----
 
@@ -283,34 +324,34 @@ class Posterior:
         visits = np.maximum(visits + anywhere * (leap @ visits) / (1 - leap @ anywhere), 0.0)
         variances = self.variances(V)
         parts = (visits[self.state] * chosen) ** 2 * variances
-        error = parts.sum(axis=1)
+        terms, rows = parts, self.visits_of
         if self.n_starts is not None:
             spread = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
-            error = error + (spread / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4)
+            spread = spread / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4
+            terms, rows = np.column_stack([parts, spread]), np.append(rows, self.n_starts)
+        square = terms.sum(axis=1)
+        shares = np.divide(terms, square[:, None], where=square[:, None] > 0, out=np.ones_like(terms))
         lost = float(visits @ unknown) * (1 - gamma)
-        return Value(V @ self.rho0, np.sqrt(error), V, visits, parts, lost)
+        return Value(V @ self.rho0, np.sqrt(square), 1 / (shares**2 @ (1 / rows)), V, visits, parts, lost)
 
     def variances(self, V: Array) -> Array:
         """Posterior variances of the mean of r + gamma V(s') at visited pairs, (1 + I, K)."""
         n, alpha, gamma = self.visits_of, self.alpha, self.gamma
         seen, size = n / (n + alpha), len(n)
-        rows = max(1.0, float(self.count.sum()) - len(self.count))
         found = np.empty((len(V), size))
         for k, values in enumerate(V):
             after = np.append(values, 0.0)
             y = self.mean[k] + gamma * after[self.after]
             mean = np.bincount(self.pair, self.count * y, size) / n
-            square = np.bincount(self.pair, self.count * (y - mean[self.pair]) ** 2 + self.within[k], size) / n
+            square = np.bincount(self.pair, self.count * (y - mean[self.pair]) ** 2, size) / n
             middle = float(self.anywhere(V)[k])
             worst = float(self.worst[k]) + gamma * middle
             ended = 1 - self.unknown - float(self.base.sum())
             elsewhere = float(self.base @ (values - middle) ** 2) + self.unknown * (worst - middle) ** 2
             elsewhere = gamma**2 * (elsewhere + ended * middle**2)
-            apart = self.gains[k] + gamma * middle - mean
+            apart = self.observed[k] + gamma * middle - mean
             mixed = seen * square + (1 - seen) * elsewhere + seen * (1 - seen) * apart**2
-            # Rewards that vary among rows with the same next state are not of few kinds: n rows leave 1/n of it.
-            noise = float(self.within[k].sum()) / rows
-            found[k] = mixed / (n + alpha + 1) + noise * (1 / n - seen / (n + alpha + 1))
+            found[k] = mixed / (n + alpha + 1) + self.noise[k] / n
         return found
 
     def resampled(self, rng: np.random.Generator) -> Posterior:
@@ -326,14 +367,14 @@ class Posterior:
             count[rows] = rng.binomial(left[pairs], np.minimum(seen[rows] / np.maximum(mass[pairs], 1), 1.0))
             left[pairs] -= count[rows]
             mass[pairs] -= seen[rows]
-        noise = np.sqrt(self.within / self.count / np.maximum(count, 1)) * rng.standard_normal(self.within.shape)
+        noise = np.sqrt(self.noise[:, self.pair] / np.maximum(count, 1)) * rng.standard_normal(self.within.shape)
         found = object.__new__(type(self))
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
         found.__dict__.update(
-            alpha=self.alpha,
+            weights=self.weights,
             unknown=self.unknown,
             count=count.astype(np.float64),
-            mean=self.mean + noise,
+            mean=self.mean + (self.gains - self.observed)[:, self.pair] + noise,
             within=self.within * count / self.count,
         )
         return found
@@ -343,3 +384,16 @@ class Posterior:
         q = value.visits[self.state] * policy.ravel()[self.log.pairs]
         total = float((q**2 / self.visits_of).sum())
         return float(q.sum()) ** 2 / total if total > 0 else 0.0
+
+
+def _weight(n: Array, rows: Array, alone: float) -> float:
+    """Return the alpha at which as many rows as expected lead where no other row of their pair does, see above."""
+    from scipy.optimize import brentq  # slow to import
+
+    def excess(alpha: float) -> float:
+        expected = float((rows * alpha / (n - 1 + alpha)).sum()) + PRIOR_PAIRS * 2 * alpha / (1 + alpha)
+        return expected - alone - PRIOR_PAIRS
+
+    if excess(LEAST_ALPHA) >= 0:
+        return LEAST_ALPHA
+    return MOST_ALPHA if excess(MOST_ALPHA) <= 0 else float(brentq(excess, LEAST_ALPHA, MOST_ALPHA))

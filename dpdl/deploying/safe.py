@@ -6,10 +6,10 @@ the policy with the largest lower bound of its reward is the answer.
 
 Choosing on the log that certifies flatters the choice: among many policies the search finds those whose noise is in
 their favour. Four things pay for that: the posterior mean, which draws rarely seen pairs back; pessimism; the optimism
-that the same search shows on resampled logs, which is taken off the estimates; and half of delta, which the certificate
-keeps back. That this is enough was found by experiment (`python bench/safety.py`, tests of real environments). With
-method="finite" nothing is left to experiment: policies are chosen on the first half of the log and tested on the
-second, those that earn least first, until one fails.
+that the same search shows on resampled logs, which is taken off the estimates; and a part of delta, which the
+certificate keeps back. That this is enough was found by experiment (docs/safety.md). With method="finite" nothing is
+left to experiment: policies are chosen on the first half of the log and tested on the second, those that earn least
+first, until one fails.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class _Searches:
         """Policies by `learn` at growing margins until one passes, and by bisection from there."""
         posterior = self.certifier.posterior
         scale = np.array(posterior.log.units.utility_scale)
-        need = float((self.certifier.z * start.error[1:] / scale).max(initial=0.0))
+        need = float((self.certifier.wide(start)[1:] / scale).max(initial=0.0))
         low, high, t = 0.0, np.inf, 1.0
         for _ in range(6):
             result = learn(

@@ -52,6 +52,6 @@ class Instance:
         check.instance("cmdp", cmdp, CMDP)
         data = check.frozen(check.distribution("mu", mu, cmdp.r.shape))
         best = cmdp.solve()
-        if best.status == "inaccurate":
-            raise RuntimeError("the best policy of cmdp could not be found, for lack of precision")
+        if best.status not in ("optimal", "infeasible"):
+            raise RuntimeError(f"the best policy of cmdp could not be found: {best.status}")
         return cls(cmdp, data, cmdp.concentrability(data), cmdp.slater(), best.policy, best.reward)

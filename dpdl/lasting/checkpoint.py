@@ -54,12 +54,12 @@ from dpdl.files.atomic import FileLock, remove_leftovers
 from dpdl.lasting import checkpoint_file, state
 from dpdl.learning import phases
 from dpdl.learning.layout import KNOWABLE, Inputs, Layout
-from dpdl.learning.phases import Judged, Phase
+from dpdl.learning.phases import Judged, Phase, Start
 from dpdl.learning.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
-ARITHMETIC = 3
+ARITHMETIC = 4
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _PRACTICE = "phase"
@@ -205,7 +205,7 @@ def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: 
 
 def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What of a phase, other than its core, goes into the header and into the arrays."""
-    content: dict[str, Any] = {name: getattr(phase, name) for name in ("number", "halvings", "is_over")}
+    content: dict[str, Any] = {name: getattr(phase, name) for name in ("number", "halvings", "is_over", "start")}
     past = np.zeros(len(_core.COUNTERS), dtype=np.int64) if phase.past is None else phase.past
     arrays: dict[str, NDArray[Any]] = {"phase_past": past, "phase_weight": np.array([phase.weight])}
     for name in _POINTS:
@@ -229,7 +229,8 @@ def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layo
     content, last = dict(header[_PRACTICE]), (0, *phases.ends(layout))
     number = check.whole("phase number", content.pop("number"), at_most=len(last) - 2)
     halvings = check.whole("halvings", content.pop("halvings"), at_most=2 * number)
-    is_over = check.flag("is_over", content.pop("is_over"))
+    is_over, start = check.flag("is_over", content.pop("is_over")), content.pop("start")
+    start = None if start is None else Start(*check.numbers_array("start", start, shape=(3,)).tolist())
     past, weight = arrays.pop("phase_past"), arrays.pop("phase_weight")
     state.check_past(past, last[number])
     weight = check.numbers_array("phase_weight", weight, shape=(1,), at_least=0)
@@ -246,7 +247,7 @@ def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layo
     if content:
         raise ValueError(f"its phase has {sorted(content)} as well")
     core = _core.LazyCore(phases.layout_of(layout, number, halvings), sampler, *blank)
-    return Phase(core, number, halvings, is_over, float(weight[0]), past, **points)
+    return Phase(core, number, halvings, is_over, float(weight[0]), past, **points, start=start)
 
 
 def _reference(

@@ -9,10 +9,11 @@ starts at its own point. In between, the averages are judged on the plug-in mode
     bound    what no safe policy within psi of the data exceeds, by weak duality (`dpdl.models.judgement`)
 
 A phase starts at the x of the highest merit and the duals of the least bound, of the start and of all phases before.
-The result has the x of the highest merit among those that keep the constraints, if any does, so that it is never worse
-on the plug-in model than the start. The first steps are bold: they are kept while a phase reduces the gap, bound less
-merit, by a fifth, halved if it reduces it less, and quartered if not at all. Models that are too large to be judged go
-on from the averages with steps halved.
+The result has the x of the highest merit among those that keep the constraints, if any does. If the start keeps them,
+no x is taken that earns less than the start on the plug-in model, unless the start spends more time beyond the caps or
+lacks more than SMALL_PART of the margin; then a note says so. The first steps are bold: they are kept while a phase
+reduces the gap, bound less merit, by a fifth, halved if it reduces it less, and quartered if not at all. Models that
+are too large to be judged go on from the averages with steps halved.
 
 The theory knows one phase of T steps; there nothing is judged.
 """
@@ -30,7 +31,7 @@ from dpdl import _core
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.learning.layout import Constants, Layout
-from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, tolerances
+from dpdl.models.judgement import MOST_PAIRS, TOLERANCE, Dual, Judge, tolerances
 from dpdl.models.plug_in import plug_in
 from dpdl.result import without_noise
 
@@ -38,6 +39,8 @@ from dpdl.result import without_noise
 PHASES, GROWTH, LEAST_VISITS = 8, 1.3, 10
 #: Steps stay as they are if a phase reduces the gap to this share of what it was, or less.
 KEPT_AT = 0.8
+#: A start that lacks no more than this part of the margin kappa, for instance by what is mixed in, counts as having it.
+SMALL_PART = 0.1
 
 
 class Judged(NamedTuple):
@@ -81,6 +84,17 @@ class Judged(NamedTuple):
         return primal._replace(V=dual.V, lam=dual.lam, bound=dual.bound)
 
 
+class Start(NamedTuple):
+    """A start that keeps every constraint: its reward, the time beyond the caps, and what it lacks of the margin kappa.
+
+    All are normalised.
+    """
+
+    reward: float
+    beyond: float
+    lacking: float
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     """The present phase of a run; replaced as a whole, so that an interruption leaves a complete one.
@@ -101,6 +115,8 @@ class Phase:
         The counters of earlier phases.
     best, base : Judged or None
         The point to return, and the one that the phase started at. None before the start was judged, and if nothing is.
+    start : Start or None
+        The start of the run, if that was judged and keeps the constraints.
     """
 
     core: _core.LazyCore
@@ -111,6 +127,7 @@ class Phase:
     past: NDArray[np.int64] | None = None
     best: Judged | None = None
     base: Judged | None = None
+    start: Start | None = None
 
 
 def ends(layout: Layout) -> tuple[int, ...]:
@@ -166,8 +183,10 @@ def settled(phase: Phase, layout: Layout) -> Phase:
         return phase
     judged = layout.dataset.n_states * layout.dataset.n_actions <= MOST_PAIRS
     if judged and phase.best is None:
-        start = judge(layout, phase.core.point, phase.weight, 0)
-        phase = replace(phase, best=start, base=start)
+        found = judge(layout, phase.core.point, phase.weight, 0)
+        lacking = (found.reward - found.merit) / phase.weight - found.beyond
+        start = Start(found.reward, found.beyond, lacking) if found.kept else None
+        phase = replace(phase, best=found, base=found, start=start)
     core, number = phase.core, phase.number
     if core.n_steps < core.layout.settings.T:
         return phase
@@ -177,6 +196,8 @@ def settled(phase: Phase, layout: Layout) -> Phase:
         base = phase.base.merged(found, safe_first=False)
         shrink = 0 if base.gap <= KEPT_AT * phase.base.gap else 1 if base.gap < phase.base.gap else 2
         point, halvings = (base.x, base.V, base.lam), phase.halvings + shrink
+        if _is_better(phase.start, found, layout):
+            found = found._replace(merit=-math.inf)
         phase = replace(phase, best=phase.best.merged(found, safe_first=True), base=base)
     if number + 1 == len(ends(layout)):
         return replace(phase, is_over=True)
@@ -188,6 +209,13 @@ def settled(phase: Phase, layout: Layout) -> Phase:
         halvings=halvings,
         past=core.counts + (0 if phase.past is None else phase.past),
     )
+
+
+def _is_better(start: Start | None, found: Judged, layout: Layout) -> bool:
+    """Whether the start of the run is the better answer, whatever the merits are."""
+    if start is None or found.reward >= start.reward or found.beyond < start.beyond:
+        return False
+    return start.lacking <= SMALL_PART * (1 - layout.settings.gamma) * layout.settings.kappa + TOLERANCE
 
 
 def judge(layout: Layout, point: tuple[Array, Array, Array], weight: float, number: int) -> Judged:

@@ -96,7 +96,7 @@ def _most_careful(model: CMDP) -> Careful | None:
         return Careful(upper if upper < 0 else lower, None) if close else None
     closed = model.closed()
     answer = certified.solve(programs.largest_margin(closed, programs.region(closed)))
-    if answer is None or not answer.feasible or answer.bound > answer.value + TOLERANCE:
+    if isinstance(answer, certified.Bound) or not answer.feasible or answer.bound > answer.value + TOLERANCE:
         return None
     return Careful(answer.value - 1, (answer.q[: model.r.size] / (1 - model.gamma)).reshape(model.r.shape))
 

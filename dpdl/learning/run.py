@@ -11,7 +11,7 @@ from dpdl import _core
 from dpdl._validation import Array
 from dpdl.learning import phases
 from dpdl.learning.layout import Layout
-from dpdl.learning.phases import Phase
+from dpdl.learning.phases import Judged, Phase, Start
 from dpdl.premises import guarantee, premises
 from dpdl.result import MESSAGES, Result, Status
 
@@ -78,6 +78,8 @@ class Run:
             x_mean, V_mean, lam_mean = best.x, best.V, best.lam
             if best.phase == 0 and self.phase.number + self.phase.is_over > 0:
                 notes = (*notes, NOTHING_BETTER)
+            if self.phase.start is not None and best.reward < self.phase.start.reward:
+                notes = (*notes, self._start_earns_more(self.phase.start, best))
             if best.beyond > BEYOND:
                 psi = layout.settings.psi
                 notes = (
@@ -107,6 +109,16 @@ class Run:
             labels=layout.dataset.labels,
             log=layout.dataset,
         )
+
+    def _start_earns_more(self, start: Start, best: Judged) -> str:
+        """By how much the start earns more, and why it was not returned all the same."""
+        settings, units = self.layout.settings, self.layout.dataset.units
+        why = f"lacks {start.lacking / (1 - settings.gamma):.2g} of the margin kappa = {settings.kappa:.4g}"
+        if start.beyond > best.beyond:
+            why = f"spends {start.beyond:.2%} of its time beyond what psi = {settings.psi:g} allows"
+            why += f" ({best.beyond:.2%} for the policy)"
+        more, earned = (units.reward(one / (1 - settings.gamma)) for one in (start.reward - best.reward, best.reward))
+        return f"on the plug-in model the start earns {more:.2g} more than the policy's {earned:.6g}, but it {why}"
 
     def _ending(self, status: Status) -> str:
         """How the run ended, and if `tol` was given, how large the gap is."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified, restricted
+from dpdl.models import certified, highs, restricted
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 from dpdl.models.occupancy import state_occupancy
@@ -68,6 +70,9 @@ def solve(
     mu: ArrayLike | None = None,
     method: str = "auto",
     tol: float = 0.0,
+    *,
+    time_limit: float | None = None,
+    progress: bool | None = None,
 ) -> Solution:
     """Find the best policy with J^u_i >= kappa for every i.
 
@@ -83,15 +88,22 @@ def solve(
     method : {"auto", "planner", "lp"}
         "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes what measures
         quicker: the linear program up to 2,000 pairs, then the planner, and with `psi` the linear program up to 5,000
-        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate.
+        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate,
+        up to 5,000 pairs.
     tol : float
         Relative gap that methods for many pairs may leave; they are then quicker. With `psi` at least 1e-3.
+    time_limit : float, optional
+        Seconds, after which the status is "limit". The planner then returns the best policy so far, with bounds; a
+        linear program has nothing to return.
+    progress : bool, optional
+        Show the planner's bounds in a line on standard error after two seconds; by default if that is a terminal.
 
     Returns
     -------
     Solution
-        The figures are those of the returned policy; look at its `status`. The planner returns a `Plan`, which has
-        bounds and multipliers as well.
+        Look at its `status`. The figures are those of the returned policy; bounds and multipliers come with it, and
+        a proof if no policy is safe. Also after Ctrl-C, with status "interrupted", if the planner has found a safe
+        policy by then; otherwise, and from linear programs, it raises KeyboardInterrupt.
 
     Examples
     --------
@@ -100,36 +112,59 @@ def solve(
     >>> best = solve(one_state)
     >>> best.status, round(best.reward, 9), best.policy.round(9)
     ('optimal', 1.0, array([[0.5, 0.5]]))
+    >>> round(best.upper, 9), best.lam.round(9)
+    (1.0, array([0.5]))
     >>> solve(one_state, kappa=2.5).status
     'infeasible'
     """
     threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
     method = check.choice("method", method, ("auto", "planner", "lp"))
     tol = check.real("tol", tol, at_least=0)
+    seconds, progress = check.seconds("time_limit", time_limit), check.optional_flag("progress", progress)
+    deadline, planned = time.monotonic() + seconds, None
     if method == "planner" and not (psi is None and mu is None):
         raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
     if method == "planner" or (method == "auto" and psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS):
-        planned = plan(cmdp, kappa, tol)
-        if method == "planner" or planned.status != "inaccurate":
+        planned = plan(cmdp, kappa, tol, time_limit=seconds, progress=progress, interruptible=True)
+        if method == "planner" or planned.status != "inaccurate" or cmdp.r.size > restricted.LP_PAIRS:
             return planned
     if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
-        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP))
-        found = np.isfinite(near.excess)
-        return _solution(cmdp, near.status, policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if found else None)
+        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP), time_limit=seconds, progress=progress)
+        policy = policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if np.isfinite(near.excess) else None
+        return _solution(cmdp, near.status, policy, near.bounds, near.V, near.lam)
     closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
-    answer = certified.solve(programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape)))
-    if answer is None:
-        return _solution(cmdp, "infeasible", None)
-    return _solution(cmdp, "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states])
+    program = programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape))
+    try:
+        with highs.time_limit(deadline - time.monotonic()):
+            answer = certified.solve(program)
+    except (TimeoutError, KeyboardInterrupt) as stop:
+        if planned is not None:
+            return planned
+        if isinstance(stop, KeyboardInterrupt):
+            raise
+        unknown = np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan)
+        return _solution(cmdp, "limit", None, (-np.inf, np.inf), *unknown)
+    if isinstance(answer, certified.Bound):
+        proof = certified.multipliers(program, answer, infeasible=True)
+        return _solution(cmdp, "infeasible", None, (-np.inf, -np.inf), *proof)
+    status, policy = "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states]
+    unit = 1 - cmdp.gamma
+    bounds = answer.value / unit if answer.feasible else -np.inf, answer.bound / unit
+    found = _solution(cmdp, status, policy, bounds, *certified.multipliers(program, answer.proof))
+    return found if planned is None or found.gap <= planned.gap else planned
 
 
-def _solution(cmdp: Model, status: str, policy: Array | None) -> Solution:
+def _solution(
+    cmdp: Model, status: str, policy: Array | None, bounds: tuple[float, float], V: Array, lam: Array
+) -> Solution:
     """Return the figures of a policy; NaN without one."""
+    lower, upper = map(float, bounds) if status != "infeasible" else (np.nan, np.nan)
     if policy is None:
         nothing = np.full(cmdp.r.shape, np.nan)
-        return Solution(status, np.nan, np.full(cmdp.n_utilities, np.nan), nothing, nothing.copy())
+        utilities = np.full(cmdp.n_utilities, np.nan)
+        return Solution(status, np.nan, utilities, nothing, nothing.copy(), lower, upper, lam, V)
     value = evaluate(cmdp, policy)
-    return Solution(status, value.reward, value.utilities, value.occupancy, policy)
+    return Solution(status, value.reward, value.utilities, value.occupancy, policy, lower, upper, lam, V)
 
 
 def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -> float:
@@ -154,7 +189,7 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
             return lower
     closed = cmdp.closed()
     answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
-    return -np.inf if answer is None else _shown(answer, "the Slater constant") - 1
+    return -np.inf if isinstance(answer, certified.Bound) else _shown(answer, "the Slater constant") - 1
 
 
 def concentrability(cmdp: Model, mu: ArrayLike) -> float:
@@ -185,14 +220,14 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
     closed = cmdp.closed()
     best = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
-    if best is None:
+    if isinstance(best, certified.Bound):
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
     reward = _shown(best, "the largest reward") - programs.TOLERANCE
     support = data.ravel() > 0
     covered = best
     if best.q[: data.size][~support].any():
         inside = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed, np.inf, data)))
-        if inside is None or _shown(inside, "the largest reward that the data covers") < reward:
+        if isinstance(inside, certified.Bound) or _shown(inside, "the largest reward that the data covers") < reward:
             return np.inf
         covered = inside
     ratios = np.divide(covered.q[: data.size], data.ravel(), where=support, out=np.zeros(data.size))
@@ -214,8 +249,10 @@ def _caps(closed: Model, psi: float | None, mu: ArrayLike | None, shape: tuple[i
     return programs.region(closed, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
 
 
-def _shown(answer: certified.Answer | None, what: str, within: float = _SHOWN) -> float:
+def _shown(answer: certified.Answer | certified.Bound, what: str, within: float = _SHOWN) -> float:
     """Return the value of an answer; RuntimeError unless it is shown to be optimal within this much."""
-    if answer is None or not answer.feasible or answer.bound > answer.value + within * max(1.0, abs(answer.value)):
+    if isinstance(answer, certified.Bound) or not (
+        answer.feasible and answer.bound <= answer.value + within * max(1.0, abs(answer.value))
+    ):
         raise RuntimeError(f"{what} could not be shown to {within:g}, for lack of precision")
     return answer.value

@@ -16,6 +16,7 @@ all s are solved at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,14 @@ _MIXTURE_ROUNDS = 200
 _POLICY_ROUNDS = 100
 
 
+class Bound(NamedTuple):
+    """An upper bound of the values of a program, with the V and the multipliers w of the rows that it comes from."""
+
+    value: float
+    V: Array
+    w: Array
+
+
 @dataclass(frozen=True)
 class Answer:
     """A policy and its occupancy, evaluated as a solution of a program."""
@@ -42,7 +51,12 @@ class Answer:
     q: Array
     value: float
     excess: float
-    bound: float
+    proof: Bound
+
+    @property
+    def bound(self) -> float:
+        """No feasible point has a larger value."""
+        return self.proof.value
 
     @property
     def feasible(self) -> bool:
@@ -55,8 +69,11 @@ class Answer:
         return bool(self.feasible and self.bound <= self.value + TOLERANCE)
 
 
-def solve(program: Program) -> Answer | None:
-    """Solve a program; None if it certainly has no feasible point. The answer may be uncertain."""
+def solve(program: Program) -> Answer | Bound:
+    """Solve a program. The answer may be uncertain; if there is certainly no feasible point, it is a proof of that.
+
+    The proof is a negative bound of `dpdl.models.linear_programs.least_excess`.
+    """
     answer = _by_highs(program)
     if answer.certain:
         return answer
@@ -66,18 +83,36 @@ def solve(program: Program) -> Answer | None:
     if small and nearest.bound > max(-TOLERANCE, nearest.value + TOLERANCE / 100):
         nearest = _by_mixtures(feasibility, [nearest])
     if nearest.bound < -TOLERANCE:
-        return None
-    start = [one for one in (answer, judged(program, nearest.policy)) if one.feasible]
+        return nearest.proof
+    start = [one for one in (answer, judged(program, nearest.policy, answer.proof)) if one.feasible]
     if small and start:
         return _by_mixtures(program, start)
     return start[0] if start else answer
 
 
-def judged(program: Program, policy: Array, bound: float = np.inf) -> Answer:
+def judged(program: Program, policy: Array, bound: Bound | None = None) -> Answer:
     """Evaluate a policy as a solution of a program whose values have this upper bound."""
+    if bound is None:
+        bound = Bound(np.inf, np.full(program.cmdp.n_states, np.nan), np.full(len(program.limits), np.nan))
     p, error = state_occupancy(program.cmdp, policy)
     q = (p[:, None] * policy).ravel()
     return Answer(policy, q, program.value(q) - error, program.excess(q) + error, bound)
+
+
+def bound_of(program: Program, found: programs.Proposal) -> Bound:
+    """The upper bound that the multipliers of a proposal give."""
+    return Bound(program.bound(found.V, found.w), found.V, found.w)
+
+
+def multipliers(program: Program, found: Bound, *, infeasible: bool = False) -> tuple[Array, Array]:
+    """Return V, without the end of a closed model, and the multipliers of the utilities.
+
+    If infeasible, `found` is the proof of that, and the multipliers of all rows and caps are scaled to sum to one.
+    """
+    model, V, w = program.cmdp, found.V, found.w
+    if infeasible:
+        program, V, w = programs.least_excess(program), V / w.sum(), w / w.sum()
+    return program.centred(V, w)[: model.n_states - model.has_end], w[: model.n_utilities]
 
 
 def _by_highs(program: Program) -> Answer:
@@ -87,7 +122,7 @@ def _by_highs(program: Program) -> Answer:
         found = programs.propose(attempt)
         if found is not None:
             policy = policies.from_occupancy(found.q.reshape(shape))
-            return judged(program, policy, program.bound(found.V, found.w))
+            return judged(program, policy, bound_of(program, found))
     return judged(program, policies.uniform(*shape))
 
 
@@ -98,7 +133,7 @@ def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
     rows_t = np.append(program.rows_t, np.zeros(len(capped)))
     room = min(one.excess for one in start) + TOLERANCE / 10  # with no room at all HiGHS may find no feasible point
     pricing = _Pricing(program.cmdp, program.caps.reshape(shape) > 0)
-    q, bound = np.array([one.q for one in start]), min(one.bound for one in start)
+    q, least = np.array([one.q for one in start]), min((one.proof for one in start), key=lambda one: one.value)
     mixture = np.eye(len(start))[0]
     for _ in range(_MIXTURE_ROUNDS):
         rows = np.vstack([program.rows @ q.T, q.T[capped]])
@@ -119,14 +154,15 @@ def _by_mixtures(program: Program, start: list[Answer]) -> Answer:
         price = program.rows.T @ w[: len(program.limits)]
         price[capped] += w[len(program.limits) :]
         gain = program.gain - price
-        found, slack = pricing.best(gain.reshape(shape))
+        found, slack, V = pricing.best(gain.reshape(shape))
         slack += program.most * max(0.0, program.gain_t - float(rows_t @ w))
         slack += VISITS_ERROR * (1 + float(abs(price).max() + abs(limits) @ w))
-        bound = min(bound, float(gain @ found + limits @ w) + slack)
-        if bound <= TOLERANCE / 100 - master.fun or gain @ found <= (q @ gain).max() + VISITS_ERROR:
+        bound = Bound(float(gain @ found + limits @ w) + slack, V, w[: len(program.limits)])
+        least = min(least, bound, key=lambda one: one.value)
+        if least.value <= TOLERANCE / 100 - master.fun or gain @ found <= (q @ gain).max() + VISITS_ERROR:
             break
         q = np.vstack([q, found])
-    return judged(program, policies.from_occupancy((mixture @ q[: len(mixture)]).reshape(shape)), bound)
+    return judged(program, policies.from_occupancy((mixture @ q[: len(mixture)]).reshape(shape)), least)
 
 
 class _Pricing:
@@ -138,36 +174,39 @@ class _Pricing:
         self.allowed = allowed | ~allowed.any(axis=1, keepdims=True)
         self.actions = self.allowed.argmax(axis=1)
 
-    def best(self, gain: Array) -> tuple[Array, float]:
-        """Return the occupancy of a policy, and a bound of how much better another policy can be."""
-        self.actions, most = self._improved(gain, self.actions)
+    def best(self, gain: Array) -> tuple[Array, float, Array]:
+        """Return the occupancy of a policy, a bound of how much better another can be, and V up to a constant."""
+        self.actions, most, V = self._improved(gain, self.actions)
         slack = float(most.max())
         if slack > TOLERANCE / 100:
             # The gain of another policy is larger by at most its mean of the bounds of the advantages. The largest
             # bounds are mostly rounding, at actions that lead far away, which few good policies use often.
             share = np.clip(most / slack, -100.0, 1.0)
-            actions, rest = self._improved(share, self.actions)
+            actions, rest, _ = self._improved(share, self.actions)
             slack *= float(share.ravel() @ self._occupancy(actions)) + float(rest.max())
-        return self._occupancy(self.actions), slack
+        return self._occupancy(self.actions), slack, V
 
     def _occupancy(self, actions: NDArray[np.intp]) -> Array:
         policy = np.eye(self.cmdp.n_actions)[actions]
         return (state_occupancy(self.cmdp, policy)[0][:, None] * policy).ravel()
 
-    def _improved(self, gain: Array, actions: NDArray[np.intp]) -> tuple[NDArray[np.intp], Array]:
-        """Return actions none of which can be improved, and bounds of the advantages of all pairs over them."""
+    def _improved(self, gain: Array, actions: NDArray[np.intp]) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return actions none of which can be improved, bounds of the advantages of all pairs over them, and V."""
         states = np.arange(len(gain))
         for left in reversed(range(_POLICY_ROUNDS)):
-            advantage, error = self._advantages(gain, actions)
+            advantage, error, V = self._advantages(gain, actions)
             best = advantage.argmax(axis=1)
             better = advantage[states, best] > error[states, best]
             if left == 0 or not better.any():
                 break
             actions = np.where(better, best, actions)
-        return actions, advantage + error
+        return actions, advantage + error, V
 
-    def _advantages(self, gain: Array, actions: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return the advantages over a policy, minus infinity where not allowed, and bounds of their errors."""
+    def _advantages(self, gain: Array, actions: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Return the advantages over a policy, minus infinity where not allowed, bounds of their errors, and its V.
+
+        V is zero in the first state.
+        """
         n, states = len(gain), np.arange(len(gain))
         kernel, own = self.moves[states, actions], gain[states, actions]
         mean = self.discount * (visits(kernel, np.full(n, self.discount), np.eye(n)) @ own)
@@ -182,4 +221,4 @@ class _Pricing:
         error = VISITS_ERROR * (abs(gain) + abs(mean)[:, None] + np.einsum("sai,si->sa", self.moves, size))
         advantage[states, actions] = error[states, actions] = 0.0
         advantage[~self.allowed] = -np.inf
-        return advantage, error
+        return advantage, error, change[0]

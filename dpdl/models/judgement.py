@@ -25,6 +25,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import breadth_first_order
 
+from dpdl import _planning
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl import policy as policies
@@ -355,12 +356,13 @@ class Judge:
 
         V, free = values[0] + dual.lam @ values[1:], np.zeros_like(dual.lam)
         least = min(bound(dual.V, dual.lam), bound(V, dual.lam), bound(values[0], free), bound(0 * V, free))
-        # Value iteration over the pairs that the log shows, from the policy's value function, while that helps.
-        gain = np.where(self.counts > 0, model.r.ravel() + dual.lam @ u, -np.inf)
-        worst = -(1 + float(dual.lam.sum())) / discount
+        # Value iteration in place, from the policy's value function, while that helps.
+        first = np.arange(0, model.r.size + 1, A, dtype=np.int32)
+        greedy = first[:-1].copy()
+        rows = P.indptr.astype(np.int64), P.indices.astype(np.int32), P.data, first, model.r.ravel() + dual.lam @ u
         for _ in range(SWEEPS // SWEEPS_AT_ONCE):
-            for _ in range(SWEEPS_AT_ONCE):
-                V = np.maximum((gain + model.gamma * (P @ V)).reshape(-1, A).max(axis=1), worst)
+            for k in range(SWEEPS_AT_ONCE):
+                _planning.improve_in_place(*rows, model.gamma, V, greedy, k % 2 == 1)
             previous, least = least, min(least, bound(V, dual.lam))
             if least > previous - 1e-4 * (1 + abs(previous)):
                 break

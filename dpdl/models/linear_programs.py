@@ -92,6 +92,17 @@ class Program:
         size = 2 + 2 * float(np.ptp(V)) + float(abs(self.limits) @ w) + float((abs(self.rows).T @ w).max())
         return float(inflow(self.cmdp) @ V + self.limits @ w) + left + 16 * np.finfo(float).eps * size
 
+    def centred(self, V: Array, w: Array) -> Array:
+        """Add the constant that the equations leave open in V: the gain at which the caps are filled, a multiplier.
+
+        Without caps that is the largest gain, and (1-gamma) rho0.V + limits.w is `bound`, if there is no t.
+        """
+        gain = self.gain - value_drop(self.cmdp, V) - self.rows.T @ w
+        order = np.argsort(-gain)
+        filled = np.cumsum(np.minimum(self.caps[order], 1.0))
+        critical = min(int(np.searchsorted(filled, 1 - TOLERANCE)), len(order) - 1)
+        return V + gain[order][critical] / (1 - self.cmdp.gamma)
+
 
 def fill(gain: Array, caps: Array) -> float:
     """Return the largest gain.q over the distributions q <= caps, a knapsack; -inf if there is none."""

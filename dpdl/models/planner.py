@@ -13,6 +13,9 @@ constant.
 
 The multipliers of the master oscillate, and more so the more constraints there are. So prices are taken between them
 and those of the best upper bound (Wentges 1997).
+
+The mixture is returned as one policy with the same occupancy. In states that it never reaches, the policy takes the
+action of the mixture's largest part.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,54 +51,6 @@ _PATIENCE = 10
 _LEAST_WEIGHT = 1e-12
 
 
-@dataclass(frozen=True, eq=False)
-class Plan(Solution):
-    """The best safe policy found, with bounds, multipliers and the work that it took.
-
-    The mixture of policies that the planner finds is returned as one policy with the same occupancy. In states that it
-    never reaches, it takes the action of the mixture's largest part.
-
-    Attributes
-    ----------
-    status : {"optimal", "infeasible", "inaccurate", "limit"}
-        "optimal": the policy meets every constraint within 1e-9/(1-gamma), and earns `upper` within the tolerance that
-        was asked for. "infeasible": no policy meets every constraint, as `lam` proves. "inaccurate": rounding prevents
-        both; the bounds hold. "limit": time or columns ran out, or the callback stopped it; the bounds hold, and the
-        numbers are NaN if no safe policy was found in time.
-    lower, upper : float
-        Bounds of the largest reward of a safe policy. `lower` is what the policy earns, less the error of its
-        evaluation.
-    lam : ndarray, shape (I,)
-        Multipliers of the upper bound. If infeasible: weights of the utilities that sum to one, for which every
-        policy's weighted utility is below kappa.
-    V : ndarray, shape (S,)
-        Proves the upper bound, and with it infeasibility: V(s) >= r(s, a) + <u(s, a), lam> + gamma sum P V in every
-        pair, and upper = <rho0, V> - kappa sum lam; without r if infeasible. With rows of `at_most` and their
-        multipliers w >= 0: less <rows, w> on the right, and plus <limits, w>/(1-gamma) in `upper`.
-    slater : tuple of float
-        Lower and upper bound of the Slater constant, as far as phase one went; infinite if it was not needed.
-    n_columns, n_iterations, n_passes, n_sweeps : int
-        Policies found, master programs solved, passes over all pairs, sweeps over the pairs of one policy.
-    """
-
-    lower: float
-    upper: float
-    lam: Array = field(repr=False)
-    V: Array = field(repr=False)
-    slater: tuple[float, float]
-    n_columns: int
-    n_iterations: int
-    n_passes: int
-    n_sweeps: int
-
-    @property
-    def gap(self) -> float:
-        """The gap of the bounds, relative to the larger of them; infinite without a safe policy."""
-        if self.lower == -np.inf:
-            return np.inf
-        return (self.upper - self.lower) / max(abs(self.lower), abs(self.upper), np.finfo(float).tiny)
-
-
 class Progress(NamedTuple):
     """What a callback is told: the phase (1 or 2), the bounds of its optimum, the number of columns.
 
@@ -118,10 +73,10 @@ def plan(
     time_limit: float | None = None,
     max_columns: int = _MOST_COLUMNS,
     callback: Callable[[Progress], Any] | None = None,
-) -> Plan:
+    progress: bool | None = None,
+    interruptible: bool = False,
+) -> Solution:
     """Find the best policy with J^u_i >= kappa for every i, to a relative gap `tol`.
-
-    A search of more than two seconds shows its bounds in a line on the terminal, if there is one. Ctrl-C ends it.
 
     Parameters
     ----------
@@ -140,10 +95,15 @@ def plan(
         Largest number of policies to generate.
     callback : callable, optional
         Called with a `Progress` after each master program; `StopIteration` ends the search.
+    progress : bool, optional
+        Show the bounds in a line on standard error after two seconds; by default if that is a terminal.
+    interruptible : bool
+        Whether Ctrl-C returns the best safe policy so far, with status "interrupted". By default, and if there is none
+        yet, it raises KeyboardInterrupt.
 
     Returns
     -------
-    Plan
+    Solution
 
     Examples
     --------
@@ -157,11 +117,12 @@ def plan(
     """
     kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
-    limits = _Limits(time.monotonic() + seconds, check.whole("max_columns", max_columns, at_least=1), callback)
+    max_columns = check.whole("max_columns", max_columns, at_least=1)
+    limits = _Limits(time.monotonic() + seconds, max_columns, callback, check.flag("interruptible", interruptible))
     if at_most is not None:
         rows = check.numbers_array("at_most[0]", at_most[0], shape=(None, model.r.size))
         at_most = rows, check.numbers_array("at_most[1]", at_most[1], shape=(len(rows),))
-    with StatusLine() as line:
+    with StatusLine(check.optional_flag("progress", progress)) as line:
         planner = _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line, at_most)
         return planner.plan()
 
@@ -193,7 +154,7 @@ def slater_bounds(
         raise ValueError("model has no utilities, so Slater's condition says nothing about it")
     accuracy = max(check.real("accuracy", accuracy, at_least=0), TOLERANCE)
     seconds = check.seconds("time_limit", time_limit)
-    limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
+    limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS)
     with StatusLine() as line:
         return _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits, line).slater(accuracy)
 
@@ -220,7 +181,7 @@ class Planner:
     ) -> None:
         self._model = model
         tol, seconds = check.real("tol", tol, at_least=0), check.seconds("time_limit", time_limit)
-        self._limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS, None)
+        self._limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS)
         self._planner = _Planner(model, 0.0, tol, _mask(allowed, model.r.shape), self._limits, StatusLine())
 
     def _begin(self, kappa: ArrayLike) -> _Planner:
@@ -228,13 +189,13 @@ class Planner:
         self._planner.begin((1 - self._model.gamma) * margins)
         return self._planner
 
-    def plan(self, kappa: ArrayLike) -> Plan:
+    def plan(self, kappa: ArrayLike) -> Solution:
         """Find the best policy with J^u_i >= kappa[i] for every i."""
         planner = self._begin(kappa)
         with planner.line:
             return planner.plan()
 
-    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Plan:
+    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Solution:
         """Find the policy with the largest least margin J^u_i - kappa[i]; the status is "limit"."""
         planner = self._begin(kappa)
         with planner.line:
@@ -258,7 +219,8 @@ def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_
 class _Limits(NamedTuple):
     deadline: float
     max_columns: int
-    callback: Callable[[Progress], Any] | None
+    callback: Callable[[Progress], Any] | None = None
+    interruptible: bool = False
 
 
 class _Stop(Exception):
@@ -281,21 +243,32 @@ class _Mixture(NamedTuple):
     value: float
 
 
+class _Upper(NamedTuple):
+    """An upper bound with its prices and V; they are replaced together, so that Ctrl-C never parts them."""
+
+    value: float
+    prices: Array
+    V: Array
+
+
 @dataclass
 class _Phase:
-    """The state of a phase: bounds of its optimum, the prices and V of the upper one, the weights of the lower one.
+    """The state of a phase: bounds of its optimum, and the weights of the lower one.
 
     Phase one maximises the least utility less kappa, phase two the reward over safe mixtures. Prices are those of the
     reward and the utilities.
     """
 
     number: int
-    prices: Array
-    V: Array
+    best: _Upper
     tol: float = 0.0
     lower: float = -np.inf
-    upper: float = np.inf
     weights: Array | None = None
+
+    @property
+    def upper(self) -> float:
+        """The upper bound."""
+        return self.best.value
 
     def goal(self, upper: float) -> float:
         """Return the gap below this upper bound, or the gap at which the phase may end if that is larger."""
@@ -338,8 +311,8 @@ class _Planner:
         margins = np.broadcast_to(kappa, len(self.model.u))
         self.kappa, self.room = np.append(margins, np.zeros(self.n_utilities - len(margins))), 0.0
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
-        self.margin = _Phase(1, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown)
-        self.reward = _Phase(2, np.append(1.0, none), unknown, self.tol)
+        self.margin = _Phase(1, _Upper(np.inf, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown))
+        self.reward = _Phase(2, _Upper(np.inf, np.append(1.0, none), unknown), self.tol)
 
     def _add_rows(self) -> None:
         """Turn rows.q <= limits into utilities >= 0; `ends` is a gain with value one for every policy."""
@@ -349,10 +322,10 @@ class _Planner:
             gains = np.outer(limits, sure) - rows[:, self.rows.pairs]
             self.rows = replace(self.rows, gains=np.concatenate([self.rows.gains, gains]))
 
-    def plan(self) -> Plan:
+    def plan(self) -> Solution:
         """Run both phases."""
         try:
-            first = self._price(self.reward, self.reward.prices)
+            first = self._price(self.reward, self.reward.best.prices)
             if self.n_utilities and ((first.values - first.error)[1:] - self.kappa).min() < 0:
                 self._generate(self.margin, self._feasibility_is_clear)
                 if self.margin.upper < -TOLERANCE:
@@ -361,13 +334,18 @@ class _Planner:
             self._generate(self.reward, self.reward.closed)
         except _Stop as stop:
             return self.finish(str(stop))
+        except KeyboardInterrupt:
+            found = self.finish("interrupted") if self.limits.interruptible else None
+            if found is None or not found.lower > -np.inf:
+                raise
+            return found
         return self.finish("optimal")
 
     def slater(self, accuracy: float) -> tuple[float, float]:
         """Run phase one until its bounds are this close."""
         margin = self.margin
         with suppress(_Stop):
-            self._price(margin, margin.prices)
+            self._price(margin, margin.best.prices)
             self._generate(margin, lambda: margin.upper - margin.lower <= accuracy)
         return margin.lower, margin.upper
 
@@ -392,7 +370,7 @@ class _Planner:
                 raise _Stop("inaccurate")
             if self._refine(mixture, phase.goal(phase.upper)):
                 continue
-            centre, known = phase.prices, len(self.columns)
+            centre, known = phase.best.prices, len(self.columns)
             column = self._price(phase, stable * centre + (1 - stable) * mixture.prices)
             worth = max(float(one.values @ mixture.prices) for one in self.columns[:known])
             if len(self.columns) > known and float(column.values @ mixture.prices) > worth:
@@ -417,7 +395,7 @@ class _Planner:
         found = self.pricing.search(prices, enough)
         bound = self.unit * found.upper - charge
         if bound < phase.upper:
-            phase.upper, phase.prices, phase.V = bound, prices, found.V
+            phase.best = _Upper(bound, prices, found.V)
         column = self._evaluated(self.pricing.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
         same = [k for k, one in enumerate(self.columns) if np.array_equal(one.policy, column.policy)]
         if same:
@@ -503,9 +481,9 @@ class _Planner:
         except StopIteration:
             raise _Stop("limit") from None
 
-    def finish(self, status: str) -> Plan:
+    def finish(self, status: str) -> Solution:
         shape, infeasible = self.model.r.shape, status == "infeasible"
-        phase = self.margin if infeasible else self.reward
+        proof = (self.margin if infeasible else self.reward).best
         occupancy = policy = np.full(shape, np.nan)
         n, (rows, limits) = len(self.model.u), self.at_most
         reward, utilities, lower = np.nan, np.full(n, np.nan), np.nan
@@ -521,7 +499,7 @@ class _Planner:
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
                 status = "inaccurate"
-        return Plan(
+        return Solution(
             status=status,
             reward=reward,
             utilities=utilities,
@@ -529,8 +507,8 @@ class _Planner:
             policy=policy,
             lower=lower,
             upper=np.nan if infeasible else self.reward.upper / self.unit,
-            lam=phase.prices[1 : n + 1],
-            V=phase.V - float(phase.prices[n + 1 :] @ limits) / self.unit,
+            lam=proof.prices[1 : n + 1],
+            V=proof.V - float(proof.prices[n + 1 :] @ limits) / self.unit,
             slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.csgraph
 import scipy.sparse.linalg
 from numpy.typing import NDArray
 
@@ -27,6 +26,7 @@ from dpdl import _planning
 from dpdl._validation import Array
 from dpdl.models.model import Model
 from dpdl.models.occupancy import VISITS_ERROR, visits
+from dpdl.models.solving import MOST_FACTORS, bandwidth
 
 _EPS = float(np.finfo(float).eps)
 #: The error of an evaluation inside a search, relative to the width of the bounds of the last improvement.
@@ -37,8 +37,6 @@ _ENTRIES_PER_CALL = 2e7
 _MOST_SWEEPS = 100_000
 #: A factorisation takes as long as sweeps over this many entries a row, and a quarter of the squared bandwidth more.
 _FACTOR_ROW = 400
-#: Largest number of entries that the factors may be expected to have, by the bandwidth.
-_MOST_FACTORS = 5e6
 #: Up to this many states occupancies are found by elimination, which is accurate in every entry.
 _ELIMINATION_STATES = 200
 #: If an improvement leaves more than this part of the width of the bounds, the next one passes on news in place.
@@ -254,13 +252,8 @@ class Pricing:
         if entries <= _FACTOR_ROW * n:
             return False
         if self._width is None:
-            M = system.matrix()
-            order = scipy.sparse.csgraph.reverse_cuthill_mckee(sp.csr_array(M + M.T), symmetric_mode=True)
-            place = np.empty(n, np.intp)
-            place[order] = np.arange(n)
-            away = sp.coo_array(M)
-            self._width = int(abs(place[away.row] - place[away.col]).max(initial=0))
-        return self._width * n <= _MOST_FACTORS and entries > (_FACTOR_ROW + 0.25 * self._width**2) * n
+            self._width = bandwidth(system.matrix())
+        return self._width * n <= MOST_FACTORS and entries > (_FACTOR_ROW + 0.25 * self._width**2) * n
 
     def occupancy(self, policy: NDArray[np.int32], accuracy: float) -> tuple[Array, float]:
         """Return the discounted visits of the states, and a bound of their error in the 1-norm.

@@ -13,8 +13,8 @@ that of weak duality for the multipliers that were found (`dpdl.models.linear_pr
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified, pdlp, planner
+from dpdl.models import certified, highs, pdlp, planner
 from dpdl.models import linear_programs as programs
 from dpdl.models.linear_programs import TOLERANCE, Program, Solver
 from dpdl.models.model import Model
@@ -42,11 +42,11 @@ class Restricted:
     q : ndarray, shape (S A,)
         Normalised occupancy, (1-gamma) times the discounted one, of the policy that was found; NaN if none was.
     V, lam : ndarray, shapes (S,), (I,)
-        Multipliers of the flow and of the utilities; NaN if no policy was found.
-    status : {"optimal", "infeasible", "inaccurate"}
+        Multipliers of the flow and of the utilities; of the proof if infeasible, NaN if nothing was found.
+    status : {"optimal", "infeasible", "inaccurate", "limit"}
         "optimal": the policy is safe and in D(psi), within 1e-9 on the normalised scale, and earns bounds[1] within the
         tolerance that was asked for. "infeasible": D(psi) has no safe policy, which was proved. "inaccurate": neither
-        could be shown; look at `excess` and `bounds`.
+        could be shown; look at `excess` and `bounds`. "limit": nor was there time to.
     bounds : tuple of float
         Bounds of the largest discounted reward of a safe policy in D(psi). The lower one is what the policy earns, or
         minus infinity if it leaves D(psi) or is not safe.
@@ -70,6 +70,7 @@ def plan(
     *,
     tol: float = 1e-3,
     time_limit: float | None = None,
+    progress: bool | None = None,
 ) -> Restricted:
     """Find the best policy with J^u_i >= kappa for every i whose occupancy lies in D(psi) around mu.
 
@@ -85,7 +86,9 @@ def plan(
     tol : float
         Relative gap of the bounds that counts as optimal.
     time_limit : float, optional
-        Seconds for each of the programs that are solved, of which there are at most four.
+        Seconds.
+    progress : bool, optional
+        As for `dpdl.models.planner.plan`; linear programs show none.
 
     Raises
     ------
@@ -108,20 +111,34 @@ def plan(
     closed = model.closed()
     caps = programs.region(closed, np.inf if psi is None else psi, mu)
     program = programs.largest_reward(closed, (1 - model.gamma) * kappa, caps)
-    if model.r.size <= LP_PAIRS:
-        return _by_program(model, program, tol, programs.optimum)
-    free = _by_planner(model, program, kappa, tol, seconds)
-    if free is not None:
-        return free
-    return _by_program(model, program, tol, partial(pdlp.optimum, time_limit=seconds))
+    deadline = time.monotonic() + seconds
+
+    def by_pdlp(*arguments: Any, **keywords: Any) -> programs.Optimum | None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("there was no time left for a linear program")
+        return pdlp.optimum(*arguments, **keywords, time_limit=left)
+
+    try:
+        with highs.time_limit(seconds):
+            if model.r.size <= LP_PAIRS:
+                return _by_program(model, program, tol, programs.optimum)
+            found = _by_planner(model, program, kappa, tol, deadline, progress)
+            found = _by_program(model, program, tol, by_pdlp) if found is None else found
+    except TimeoutError:
+        return _none(model, "limit")
+    late = found.status == "inaccurate" and time.monotonic() >= deadline
+    return replace(found, status="limit") if late else found
 
 
-def _by_planner(model: Model, program: Program, kappa: float, tol: float, seconds: float) -> Restricted | None:
+def _by_planner(
+    model: Model, program: Program, kappa: float, tol: float, deadline: float, progress: bool | None
+) -> Restricted | None:
     """Plan with those caps only that the plans without them exceed; None if they are too many, or time runs out.
 
     Each plan's upper bound is one of the problem with all caps, and a plan within all caps is its solution.
     """
-    deadline, size = time.monotonic() + seconds, model.r.size
+    size = model.r.size
     seen = (program.caps[:size] > 0).reshape(model.r.shape)
     allowed = seen | ~seen.any(axis=1, keepdims=True)
     # The constraints besides the utilities: sum q/caps, if psi is given, and the caps.
@@ -129,9 +146,11 @@ def _by_planner(model: Model, program: Program, kappa: float, tol: float, second
     rows, limits = share, program.limits[model.n_utilities :]
     while True:
         left = max(0.0, deadline - time.monotonic())
-        found = planner.plan(model, kappa, tol, allowed=allowed, at_most=(rows, limits), time_limit=left)
+        found = planner.plan(
+            model, kappa, tol, allowed=allowed, at_most=(rows, limits), time_limit=left, progress=progress
+        )
         if found.status == "infeasible":
-            return _none(model, "infeasible")
+            return _none(model, "infeasible", found.V, found.lam)
         if found.status != "optimal":
             return None
         q = (1 - model.gamma) * found.occupancy.ravel()
@@ -153,20 +172,22 @@ def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> R
     answer = None
     if found is not None:
         policy = policies.from_occupancy(found.q.reshape(program.cmdp.r.shape))
-        answer = certified.judged(program, policy, program.bound(found.V, found.w))
+        answer = certified.judged(program, policy, certified.bound_of(program, found))
     if answer is None or not answer.feasible:
         feasibility = programs.least_excess(program)
         nearest = programs.propose(feasibility, solver)
-        if nearest is not None and feasibility.bound(nearest.V, nearest.w) < -TOLERANCE:
-            return _none(model, "infeasible")
-    if found is None or answer is None:
+        proof = None if nearest is None else certified.bound_of(feasibility, nearest)
+        if proof is not None and proof.value < -TOLERANCE:
+            return _none(model, "infeasible", *certified.multipliers(program, proof, infeasible=True))
+    if answer is None:
         return _none(model, "inaccurate")
     lower, upper = answer.value if answer.feasible else -np.inf, answer.bound
     shown = answer.feasible and upper - lower <= max(TOLERANCE, tol * max(abs(lower), abs(upper)))
-    lam, unit = found.w[: model.n_utilities], 1 - model.gamma
+    V, lam = certified.multipliers(program, answer.proof)
+    unit = 1 - model.gamma
     return Restricted(
         q=answer.q[: model.r.size],
-        V=_centred(program, found.V, lam)[: model.n_states],
+        V=V,
         lam=lam,
         status="optimal" if shown else "inaccurate",
         bounds=(float(lower / unit), float(upper / unit)),
@@ -174,16 +195,8 @@ def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> R
     )
 
 
-def _centred(program: Program, V: Array, lam: Array) -> Array:
-    """Add the constant that a linear program leaves open in V: the gain at which the caps are filled, a multiplier."""
-    model = program.cmdp
-    gain = program.gain - programs.value_drop(model, V) + lam @ model.u.reshape(len(lam), model.r.size)
-    order = np.argsort(-gain)
-    filled = np.cumsum(np.minimum(program.caps[order], 1.0))
-    critical = min(int(np.searchsorted(filled, 1 - TOLERANCE)), len(order) - 1)
-    return V + gain[order][critical] / (1 - model.gamma)
-
-
-def _none(model: Model, status: str) -> Restricted:
-    q, V, lam = (np.full(n, np.nan) for n in (model.r.size, model.n_states, model.n_utilities))
+def _none(model: Model, status: str, V: Array | None = None, lam: Array | None = None) -> Restricted:
+    q = np.full(model.r.size, np.nan)
+    V = np.full(model.n_states, np.nan) if V is None else V
+    lam = np.full(model.n_utilities, np.nan) if lam is None else lam
     return Restricted(q, V, lam, status, (-np.inf, -np.inf if status == "infeasible" else np.inf), np.inf)

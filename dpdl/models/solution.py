@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from dpdl._validation import Array
 
@@ -26,20 +28,20 @@ class Evaluation:
     occupancy: Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
-    """The best safe policy, if there is one.
-
-    Tolerances are 1e-9/(1-gamma) in reward and utilities, and 1e-9 in normalised occupancies.
+    """The best safe policy that was found, with bounds, multipliers and the work that it took.
 
     Attributes
     ----------
-    status : {"optimal", "infeasible", "inaccurate"}
-        "optimal": the policy meets every constraint, and no policy that does earns more. "infeasible": no policy meets
-        every constraint; every number below is NaN (the arrays keep their shapes). "inaccurate": neither could be
-        shown, for lack of precision, and the policy may be unsafe or far from the best; the numbers are those of this
-        policy. This usually happens only with more than 50 states and gamma within some 1e-6 of one or probabilities
-        below 1e-8.
+    status : {"optimal", "infeasible", "inaccurate", "limit", "interrupted"}
+        "optimal": the policy meets every constraint within 1e-9/(1-gamma), and earns `upper` within the tolerance that
+        was asked for, or 1e-9/(1-gamma) if that is more. "infeasible": no policy meets every constraint, as `lam`
+        proves; all figures are NaN (the arrays keep their shapes). "inaccurate": neither could be shown, for lack of
+        precision, and the policy may be unsafe or far from the best; the bounds hold. This usually happens only with
+        gamma within some 1e-6 of one, or probabilities below 1e-8, and a tolerance below 1e-8. "limit" and
+        "interrupted": the search ended early, by a limit of time or columns or a callback, or by Ctrl-C. The policy is
+        the best so far and the bounds hold; if no policy was found in time, figures are NaN.
     reward : float
         Expected discounted reward of `policy`.
     utilities : ndarray, shape (I,)
@@ -47,7 +49,23 @@ class Solution:
     occupancy : ndarray, shape (S, A)
         Discounted occupancy of `policy`.
     policy : ndarray, shape (S, A)
-        Action probabilities; uniform in states that the policy never reaches.
+        Action probabilities; any in states that the policy never reaches.
+    lower, upper : float
+        Bounds of the largest reward of a safe policy. `lower` is what the policy earns, less the error of its
+        evaluation; minus infinity if it is not safe.
+    lam : ndarray, shape (I,)
+        Multipliers of the upper bound. If infeasible: weights of the utilities that sum to one, for which every
+        policy's weighted utility is below kappa. NaN if none were found.
+    V : ndarray, shape (S,)
+        Proves the upper bound, and with it infeasibility: V(s) >= r(s, a) + <u(s, a), lam> + gamma sum P V in every
+        pair, and upper = <rho0, V> - kappa sum lam, up to rounding; without r if infeasible. Further constraints, such
+        as those of D(psi), have multipliers of their own, which take part in the proof and are not kept.
+    slater : tuple of float
+        Lower and upper bound of the Slater constant, as far as phase one of the planner went; infinite if it was not
+        needed.
+    n_columns, n_iterations, n_passes, n_sweeps : int
+        Work of the planner: policies found, master programs solved, passes over all pairs, sweeps over the pairs of one
+        policy. Zero for a linear program.
     """
 
     status: str
@@ -55,3 +73,19 @@ class Solution:
     utilities: Array
     occupancy: Array
     policy: Array
+    lower: float
+    upper: float
+    lam: Array = field(repr=False)
+    V: Array = field(repr=False)
+    slater: tuple[float, float] = (-np.inf, np.inf)
+    n_columns: int = 0
+    n_iterations: int = 0
+    n_passes: int = 0
+    n_sweeps: int = 0
+
+    @property
+    def gap(self) -> float:
+        """The gap of the bounds, relative to the larger of them; infinite without a safe policy."""
+        if self.lower == -np.inf:
+            return np.inf
+        return (self.upper - self.lower) / max(abs(self.lower), abs(self.upper), np.finfo(float).tiny)

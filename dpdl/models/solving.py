@@ -7,16 +7,36 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
 from dpdl._validation import Array
 
-#: Up to this many states systems are solved by sparse factors at once; beyond, by BiCGSTAB first.
+#: Up to this many states systems are solved by sparse factors at once; beyond, by BiCGSTAB first unless a narrow band
+#: says that the factors stay sparse.
 DIRECT_STATES = 2000
+#: Largest number of entries that the factors may be expected to have, by the bandwidth.
+MOST_FACTORS = 5e6
 #: Sweeps of a fixed point iteration before sparse factors are made.
 FIXED_POINT_SWEEPS = 5000
 #: Relative residual to which systems are solved.
 RESIDUAL = 1e-10
+
+
+def bandwidth(matrix: sp.csr_array) -> int:
+    """The largest distance of an entry from the diagonal, with rows and columns in the order of Cuthill and McKee.
+
+    Examples
+    --------
+    >>> bandwidth(sp.csr_array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
+    1
+    """
+    symmetric = sp.csr_array(matrix + matrix.T)
+    order = scipy.sparse.csgraph.reverse_cuthill_mckee(symmetric, symmetric_mode=True)
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    entries = sp.coo_array(matrix)
+    return int(abs(place[entries.row] - place[entries.col]).max(initial=0))
 
 
 class Kernel:
@@ -37,16 +57,22 @@ class Kernel:
         return scipy.sparse.linalg.splu(matrix)
 
     @cached_property
+    def _stays_sparse(self) -> bool:
+        n = self.kernel.shape[0]
+        return n <= DIRECT_STATES or bandwidth(self.kernel) * n <= MOST_FACTORS
+
+    @cached_property
     def _transposed(self) -> sp.csr_array:
         return sp.csr_array(self.kernel.T)
 
     def solve(self, right: Array, *, transposed: bool = False) -> Array:
         """Solve (I - gamma K) x = right, or the transposed system.
 
-        Sparse factors of random graphs fill in, so iterations come first for many states: BiCGSTAB, which may break
-        down, then the fixed point of x = right + gamma K x, unless gamma is so close to one that it takes too long.
+        Sparse factors of random graphs fill in, so iterations come first for many states that form no narrow band:
+        BiCGSTAB, which may break down, then the fixed point of x = right + gamma K x, unless gamma is so close to one
+        that it takes too long.
         """
-        if len(right) > DIRECT_STATES:
+        if not self._stays_sparse:
             kernel = self._transposed if transposed else self.kernel
             matrix = scipy.sparse.linalg.LinearOperator(
                 kernel.shape, matvec=lambda x: x - self.gamma * (kernel @ x), dtype=np.float64
