@@ -1,8 +1,8 @@
 """What helps a start from nothing, and what helps little: ``python bench/practice.py --explore``, two minutes.
 
-*Cold starts.* No plan and no linear program over the model: x is mu_hat/(1-gamma), V is constant, lam is small. A run
-of VISITS visits has PHASES phases; each starts at the averages of the one before. One recipe a row; rows with a plus
-add to "weights". The plug-in model is used for figures, to mix the policies of the phases and by "critic".
+*Cold starts.* No plan and no linear program over the model: x is mu_hat/(1-gamma), V is zero. A run of VISITS visits
+has PHASES phases; each starts at the averages of the one before. One recipe a row; rows with a plus add to "weights".
+The plug-in model is used for figures, to mix the policies of the phases and by "critic".
 
     works    seeds with at least 95% of the optimum of D(psi) and no normalised utility below -0.005
     mixture  reward of the best safe mixture of the policies of all phases: median and least of the seeds, relative to
@@ -89,6 +89,7 @@ class Trial:
         self.log, self.gamma, inputs = log, cmdp.gamma, Inputs.of(log, rho0=cmdp.rho0)
         self.model = exact.plug_in(log, cmdp.gamma, cmdp.rho0)
         given: dict[str, Any] = {"gamma": cmdp.gamma} | ({} if psi is None else {"psi": psi})
+        # Of what these defaults find, cold starts use slater alone: it bounds V and, as in the paper, lam.
         self.layout = Layout.of(log, Settings.of(None, practice.defaults(log, given, inputs.initial)), inputs)
         normaliser, psi = 1 - self.gamma, self.layout.settings.psi
         self.best = normaliser * self.model.solve(psi=psi, mu=log.frequencies).reward  # in D(psi)
