@@ -5,6 +5,8 @@ optimum of the plug-in model needs. "cut" is the same psi with a start that does
 to the caps, which is what a large model starts from without an optional package. Reward relative to the optimum of the
 class on the plug-in model, least normalised utility and largest occupancy relative to its cap: of the start, of the
 averages of the last phase, and of the result; and the relative gap that the result reports.
+
+``--explore`` shows what was tried and is not built in (`cold`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import cold
 from dpdl import CMDP, Dataset, Result, exact, instances
 from dpdl.learning import practice
 from dpdl.learning.layout import Inputs, Layout
@@ -25,16 +28,17 @@ from dpdl.settings import Settings
 RECORDS_PER_PAIR = 50
 
 
-def problem(kind: str, n_pairs: int, seed: int) -> tuple[CMDP, Dataset]:
-    """A CMDP of about n_pairs pairs, and a log."""
+def problem(kind: str, n_pairs: int, seed: int, skewed: bool = False) -> tuple[CMDP, Dataset]:
+    """A CMDP of about n_pairs pairs, and a log, in which some pairs are a hundred times as frequent if skewed."""
     if kind == "fast":
         cmdp = instances.garnet(n_pairs // 5, 5, n_utilities=2, gamma=0.95, slater=0.1, rng=seed)
     elif kind == "ring":
         cmdp = instances.ring(n_pairs // 3, rng=seed)
     else:
         cmdp = instances.lake(round((n_pairs / 4) ** 0.5), rng=seed)
-    n = cmdp.r.size
-    return cmdp, cmdp.sample(RECORDS_PER_PAIR * n, np.full(cmdp.r.shape, 1 / n), rng=seed + 1)
+    spread = 2.0 if skewed else 0.0
+    mu = 10 ** np.random.default_rng(seed + 2).uniform(0, spread, cmdp.r.shape)
+    return cmdp, cmdp.sample(RECORDS_PER_PAIR * cmdp.r.size, mu / mu.sum(), rng=seed + 1)
 
 
 def layout_of(log: Dataset, given: dict[str, Any], inputs: Inputs) -> Layout:
@@ -90,7 +94,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Show what a run in practice makes of its start.")
     parser.add_argument("--quick", action="store_true", help="small models only")
     parser.add_argument("--seed", type=int, default=700)
+    parser.add_argument("--explore", action="store_true", help="starts from nothing, other averages, other reading")
+    parser.add_argument("--seeds", type=int, default=10, help="of --explore")
+    parser.add_argument("--pairs", type=int, default=300, help="of --explore")
     arguments = parser.parse_args()
+    if arguments.explore:
+        cold.explore(problem, arguments.pairs, range(arguments.seed, arguments.seed + arguments.seeds))
+        return
     parts = " |".join(f"{part:>8} {'utility':>8} {'cap':>5}" for part in ("start", "phase", "result"))
     print(f"{'':>5} {'pairs':>6} {'class':>5} {'psi':>6} {parts} | {'gap':>7}")
     for n_pairs in (300,) if arguments.quick else (300, 3000):
