@@ -331,9 +331,9 @@ def test_other_logs_are_drawn_from_actions_that_differ_no_more_than_the_log_show
 
 
 def test_logs_of_actions_that_lead_elsewhere_are_drawn_as_they_are():
-    s = np.repeat([0, 0, 1, 1], 500)
-    a, s_next = np.tile(np.repeat([0, 1], 500), 2), np.repeat([0, 1, 2, 3], 500)
-    log = Dataset(s, a, s_next, 0.0 * s, 0.0 * s[:, None], n_states=4, n_actions=2)
-    posterior = Posterior(log, GAMMA, np.eye(4)[0], None)
+    pair = np.repeat(np.arange(40), 20)  # 20 states, two actions, a next state for each pair
+    zero = np.zeros(len(pair))
+    log = Dataset(pair // 2, pair % 2, pair, zero, zero[:, None], n_states=40, n_actions=2)
+    posterior = Posterior(log, GAMMA, np.eye(40)[0], None)
     assert posterior.common == 0
     assert np.array_equal(posterior.source.count, posterior.count)
