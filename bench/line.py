@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,6 +237,12 @@ def survey(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, dict[
     return found
 
 
+def merged(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return nested tables as one, those found where both have an entry."""
+    both = {name: merged(earlier[name], found[name]) for name in earlier.keys() & found.keys() if "reward" not in found}
+    return earlier | found | both
+
+
 def cells(row: dict[str, Any], limit: float) -> str:
     if row["reward"] is None:
         seconds = f"> {limit:.0f}" if row["seconds"] is None else f"{row['seconds']:.2f}"
@@ -274,7 +281,7 @@ def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: st
                 kept = row["utility"] >= -0.002 and row.get("over_cap", 0) <= 1.05
                 face = colour if kept else "none"
                 axis.scatter(row["seconds"], value, 10 * np.log10(size / 30), facecolors=face, edgecolors=colour)
-        axis.set(title=name, xscale="log", yscale="log")
+        axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5))
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:
@@ -282,7 +289,8 @@ def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: st
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False)
     figure.suptitle(
-        "larger marks: more pairs; hollow: a constraint broken, or psi exceeded by more than 5%", fontsize=9
+        "lower left is better; larger marks: more pairs; hollow: a constraint broken, or psi exceeded by more than 5%",
+        fontsize=9,
     )
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=110)
@@ -312,6 +320,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for each method")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--add", metavar="FILE", help="figures of an earlier run, to be written and drawn with these")
     parser.add_argument("--figure", metavar="FILE", help="draw quality against seconds")
     arguments = parser.parse_args()
     arguments.sizes = arguments.sizes or (SIZES[:2] if arguments.quick else SIZES)
@@ -319,7 +328,8 @@ def main() -> None:
     if arguments.million:
         million(arguments.seed)
         return
-    found = survey(arguments)
+    earlier = json.loads(Path(arguments.add).read_text()) if arguments.add else {}
+    found = merged(earlier, survey(arguments))
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(found, file, indent=1)
