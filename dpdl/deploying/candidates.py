@@ -173,9 +173,10 @@ def optimism(certifier: Certifier, one: Tried) -> Array:
     be expected, is subtracted, because it is most of the noise.
     """
     source, rng = certifier.posterior.source, np.random.default_rng(0)
+    hidden = certifier.posterior.spread(one.value.V).hidden
     truth, kappa, total = source.value(one.policy), np.array(one.kappa), np.zeros(len(one.value.J))
     for _ in range(RESAMPLED):
-        other = source.resampled(rng)
+        other = source.resampled(rng, hidden)
         plans = Plans(other, one.value, one.pessimism, one.psi)
         if np.isfinite(kappa).all():
             policy = plans.best(certifier.thresholds + kappa)[1]
@@ -186,8 +187,9 @@ def optimism(certifier: Certifier, one: Tried) -> Array:
 
 
 def _errors(estimate: Value, truth: Value) -> Array:
-    """Return by how many of its standard errors an estimate is above the truth; 0 if it has none."""
-    return np.divide(estimate.J - truth.J, estimate.error, where=estimate.error > 0, out=np.zeros(len(truth.J)))
+    """Return by how many of its standard errors, or without any those of the truth, an estimate is above the truth."""
+    error = np.where(estimate.error > 0, estimate.error, truth.error)
+    return np.divide(estimate.J - truth.J, error, where=error > 0, out=np.zeros(len(error)))
 
 
 class Plans:
@@ -207,9 +209,9 @@ class Plans:
     def __init__(self, posterior: Posterior, start: Value, pessimism: float, psi: float | None = None) -> None:
         self.posterior, log = posterior, posterior.log
         n_states, n_actions, pairs = log.n_states, log.n_actions, log.pairs
-        sd = np.sqrt(posterior.variances(start.V))
-        visited = posterior.gains - pessimism * sd
-        visited = visited + posterior.gamma * np.outer(posterior.anywhere(start.V), posterior.away)
+        spread = posterior.spread(start.V)
+        visited = posterior.gains - spread.flattery - pessimism * np.sqrt(spread.variance)
+        visited = visited + np.outer(posterior.leaps(start.V)[0], posterior.away)
         gains = np.repeat(posterior.worst[:, None], n_states * n_actions, axis=1)
         gains[:, pairs] = visited
         largest = abs(gains).max(axis=1)

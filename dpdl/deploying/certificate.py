@@ -64,6 +64,8 @@ class Bound:
         What the bound allows for because the policy was chosen on the same log.
     worst : float or None
         The worst that a step is assumed to bring: the largest cost, the least utility or reward.
+    fixed : bool
+        Whether it never varied among rows with the same state and action, and is taken to be fixed by them.
     per_episode, per_episode_error : float or None
         Estimate without discounting, for a whole episode; None unless every episode ends.
     """
@@ -79,6 +81,7 @@ class Bound:
     effective: float = 0.0
     optimism: float = 0.0
     worst: float | None = None
+    fixed: bool = False
     per_episode: float | None = None
     per_episode_error: float | None = None
 
@@ -169,9 +172,13 @@ class Certificate:
         if self.chosen_here:
             flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
             found.append(
-                "the policy was chosen on the same log: bounds allow for what that flatters its estimates by, found by "
-                f"resampling ({flattery}), and {1 - SPENT:.0%} of the failure probability are kept back"
+                "the policy was chosen on the same log: what looks good by chance is drawn back, bounds allow for what "
+                f"choosing still flatters the estimates by, found by resampling ({flattery}), and {1 - SPENT:.0%} of "
+                "the failure probability are kept back"
             )
+        fixed = ", ".join(one.name for one in self.constraints if one.fixed)
+        if fixed:
+            found.append(f"taken to be fixed by state and action, because the log never shows otherwise: {fixed}")
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         if self.method == "finite" or self.unseen > 1e-9:
@@ -229,7 +236,7 @@ def _bound(name: str, content: Any) -> Bound:
         for key in ("estimate", "error", "bound", "effective", "optimism", *optional)
         if not (key in optional and content[key] is None)
     }
-    flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average")}
+    flags = {key: check.flag(f"{name}.{key}", content[key]) for key in ("is_cost", "is_average", "fixed")}
     kept = None if content["kept"] is None else check.flag(f"{name}.kept", content["kept"])
     if name.startswith("constraints") != (kept is not None) or (kept is None) != (content["limit"] is None):
         raise ValueError(f"{name} must have a limit and a verdict if it is a constraint, and neither otherwise")
@@ -337,7 +344,7 @@ class Certifier:
         method = check.choice("method", method, METHODS)
         if method == "finite" and log.spreads is not None and any(log.spreads[name].any() for name in ("r", "u")):
             raise ValueError('method="finite" needs every reward and cost; a row of counts may hold a mean of many')
-        posterior = Posterior.of(log, gamma, rho0, initial_states, worst_costs)
+        posterior = Posterior.of(log, gamma, rho0, initial_states, worst_costs, drawn=chosen_here)
         return cls(posterior, delta, method, chosen_here, posterior.thresholds)
 
     @property
@@ -395,6 +402,7 @@ class Certifier:
                 effective=effective,
                 optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i] * value.error[1 + i]),
                 worst=float(sign * posterior.worst[1 + i]),
+                fixed=not posterior.varies[1 + i],
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
             )
@@ -430,6 +438,7 @@ class Certifier:
             effective=effective,
             optimism=0.0 if self.optimism is None else float(self.optimism[0] * value.error[0]),
             worst=float(self.posterior.worst[0]),
+            fixed=not self.posterior.varies[0],
             per_episode=None if episodes is None else float(episodes[0][0]),
             per_episode_error=None if episodes is None else float(episodes[1][0]),
         )

@@ -38,7 +38,7 @@ def bounds(posterior: Posterior, policy: Array, delta: float) -> tuple[Array, Ar
     kernel = Kernel(sp.csr_array(choose @ posterior.moves), gamma)
     unknown = np.maximum(1 - choose.sum(axis=1), 0.0)
     unknown[unknown <= 1e-9] = 0.0
-    right = (choose @ posterior.observed.T + np.outer(unknown, posterior.worst / (1 - gamma))).T
+    right = (choose @ posterior.gains.T + np.outer(unknown, posterior.worst / (1 - gamma))).T
     V = np.array([kernel.solve(one) for one in right])
     events = np.log(4.0 * (len(n) + 1) * len(V)) - np.log(delta)
     # Counts do not tell whether the rows were independent.

@@ -2,7 +2,8 @@
 
 The outcomes (r, u, s') of a pair with n visits have a Dirichlet process as their posterior: with weight n the observed
 ones, with weight alpha an outcome from anywhere, the next state uniform among those that the log shows (and the end,
-if episodes end). A policy's value on the mean of that model, and its standard error, are
+if episodes end), reward and costs those of the pair, more or less by what arriving there makes of them elsewhere. A
+policy's value on the mean of that model, and its standard error, are
 
     y(s,a) = r + gamma V(s'),   J = rho0.V,   Var J = sum nu(s,a)^2 Var[mean of y | log] + Var[V(s_0)]/n_0
     Var[mean of y | log] = (variance of y under the mean model) / (n + alpha + 1)
@@ -17,17 +18,23 @@ smoothed, and one that keeps showing new next states is. Pairs whose rows all le
 own: a pair that has already shown two next states may well have no third one, where one with a single next state still
 hides its second.
 
-Rewards and costs that scatter around the mean of their pair have a mean that a few visits show poorly, and the best of
-many such means flatters most. Those that look better than the mean of all pairs are drawn towards it, as far as the
-log shows noise rather than pairs that differ,
+A pair whose few rows agree is no more certain than others. The variance of y among its rows is drawn towards that of
+all pairs, as far as the squares of its rows do not show that pairs differ in this,
 
-    m(s,a) = (1-B) (mean of the pair) + B (mean of all pairs),   B = noise / (noise + n tau^2),
+    noise(s,a) = (1-B) (variance of the pair's rows) + B (variance of all),   B = spread / (spread + n tau^2),
 
-with tau^2 the variance of the pairs' expectations. Means that look worse are left as they are, and without noise all
-are. The standard error counts the noise in full, noise/n.
+where spread is the variance of a single square and tau^2 the least plausible variance of the pairs' own ones. So an
+accident that every pair may have, and that most have not shown, is not forgotten where it has not been seen. What never
+varies is taken to be fixed by state and action.
+
+If the policy is chosen on the log (`drawn`), y that looks better than under the other actions in the state is drawn
+back towards them in the same way, because the best of many looks better than it is.
 
 In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
 state is given the worst gain of a step and a next state from anywhere in turn.
+
+A next state from anywhere may be a better one than those that the pair leads to. So the estimate is the lesser of this
+model's value and the plug-in model's.
 
 Pairs that the log does not show and a policy takes are worst-case for good (as in `dpdl.models.plug_in`).
 """
@@ -41,6 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import chdtri
 
 from dpdl import _validation as check
 from dpdl import policy as policies
@@ -50,12 +58,14 @@ from dpdl.models.solving import Kernel
 
 #: alpha lies between these. Before any row is read it is one, as if this many pairs had been seen twice.
 LEAST_ALPHA, MOST_ALPHA, PRIOR_PAIRS = 1e-3, 100.0, 5.0
-#: The noise of a pair is found from its own rows and the noise of all pairs, which counts as this many of them.
-PRIOR_ROWS = 5.0
+#: Expectations of pairs are taken to differ if their means differ more than in this share of logs of equal pairs.
+PLAUSIBLE = 0.95
 #: Weights that are tried for the rows of the other actions in a state, in visits; see `Posterior.common`.
 COMMON = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 #: A weight is plausible if the logarithm of the likelihood is at most this much below the best (95%, about).
 LESS_LIKELY = 2.0
+#: Models with more distinct transitions than this are not mixed, see `Posterior.source`: it would take too much memory.
+MOST_MIXED = 3_000_000
 
 
 class Value(NamedTuple):
@@ -88,6 +98,24 @@ class Value(NamedTuple):
     unseen: float
 
 
+class Spread(NamedTuple):
+    """What is uncertain about the mean of y = r + gamma V(s') at visited pairs, for reward and gains, each (1 + I, K).
+
+    Attributes
+    ----------
+    variance : array
+        Posterior variance of the mean.
+    hidden : array
+        Variance among the rows of a pair, beyond that among its next states.
+    flattery : array
+        What is drawn back from the mean.
+    """
+
+    variance: Array
+    hidden: Array
+    flattery: Array
+
+
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """The posterior of a log's model.
@@ -103,6 +131,8 @@ class Posterior:
         How many logged first states that is estimated from, which adds to standard errors; None if it is known.
     worst_costs : array, shape (I,), or None
         What a step costs at most; None: as the largest cost of the log.
+    drawn : bool
+        Whether policies are chosen on this log, so that means which look good are drawn back.
     """
 
     log: Dataset
@@ -110,6 +140,7 @@ class Posterior:
     rho0: Array
     n_starts: int | None
     worst_costs: Array | None = None
+    drawn: bool = False
     # Of the G distinct transitions of the log: place of the pair in log.pairs, next state (S is the end), count, mean
     # reward and gains, and their sums of squares around these, (1 + I, G).
     pair: NDArray[np.intp] = field(init=False, repr=False)
@@ -151,6 +182,7 @@ class Posterior:
         rho0: ArrayLike | None,
         initial_states: ArrayLike | None,
         worst_costs: ArrayLike | None = None,
+        drawn: bool = False,
     ) -> Posterior:
         """Check where episodes start, as given or as those of the log, and what a step may cost."""
         initial, n_starts = log.initial(rho0, initial_states), None
@@ -159,12 +191,12 @@ class Posterior:
         elif rho0 is None and log.initial_counts is not None:
             n_starts = int(log.initial_counts.sum())
         if worst_costs is None:
-            return cls(log, gamma, initial, n_starts)
+            return cls(log, gamma, initial, n_starts, drawn=drawn)
         if log.units.limits is None:
             raise TypeError("worst_costs is for logs of costs; see utility_scale for utilities")
         most = np.atleast_1d(check.numbers_array("worst_costs", worst_costs))
         check.check_shape("worst_costs", most, (log.n_utilities,))
-        found = cls(log, gamma, initial, n_starts, most)
+        found = cls(log, gamma, initial, n_starts, most, drawn)
         for i, (given, seen) in enumerate(zip(most, -found.extremes[0, 1:], strict=True)):
             if given < seen - 1e-12 * abs(seen):
                 raise ValueError(f"worst_costs[{i}] = {given:g} is less than a cost of the log, {seen:g}")
@@ -273,29 +305,37 @@ class Posterior:
         return sp.csr_array(entries, shape=(len(self.visits_of), self.log.n_states))
 
     @cached_property
-    def observed(self) -> Array:
+    def gains(self) -> Array:
         """Mean reward and gains of the rows of visited pairs, (1 + I, K)."""
         return np.array([np.bincount(self.pair, self.count * one) for one in self.mean]) / self.visits_of
 
     @cached_property
-    def noise(self) -> Array:
+    def inside(self) -> Array:
         """Variance of reward and gains among rows with the same pair and next state, (1 + I, K)."""
-        rows = np.bincount(self.pair, np.maximum(self.count - 1, 0.0))
-        own = np.array([np.bincount(self.pair, one) for one in self.within])
-        common = own.sum(axis=1) / max(1.0, float(rows.sum()))
-        return (own + PRIOR_ROWS * common[:, None]) / (rows + PRIOR_ROWS)
+        return np.array([np.bincount(self.pair, one) for one in self.within]) / self.visits_of
 
     @cached_property
-    def gains(self) -> Array:
-        """Expected reward and gains of visited pairs, never more than observed, (1 + I, K)."""
-        found, n = self.observed.copy(), self.visits_of
-        for k in np.flatnonzero(self.noise.any(axis=1)):
-            variance = self.noise[k] / n
-            between = max(0.0, float(found[k].var()) - float(variance.mean()))
-            weight = 1 / (between + variance)
-            better = np.maximum(found[k] - float(weight @ found[k]) / float(weight.sum()), 0.0)
-            found[k] -= variance * weight * better
-        return found
+    def arrival(self) -> Array:
+        """What arriving in a state, or the end, adds to the reward and gains of a pair, on average, (1 + I, S + 1)."""
+        size, apart = self.log.n_states + 1, self.count * (self.mean - self.gains[:, self.pair])
+        rows = np.maximum(np.bincount(self.after, self.count, size), 1.0)
+        found = np.array([np.bincount(self.after, one, size) for one in apart]) / rows
+        return np.where(self.varies[:, None], found, 0.0)
+
+    def leaps(self, V: Array) -> tuple[Array, Array]:
+        """Return mean and variance of what an outcome from anywhere is worth, beyond the gain of its pair, (1 + I,)."""
+        middle = self.anywhere(V)
+        y = np.column_stack([self.arrival + self.gamma * np.pad(V, ((0, 0), (0, 1))), self.gamma * self.worst])
+        y[:, -1] += self.gamma**2 * middle
+        share = np.concatenate([self.base, [1 - self.unknown - float(self.base.sum()), self.unknown]])
+        mean = y @ share
+        return mean, (y - mean[:, None]) ** 2 @ share
+
+    @cached_property
+    def varies(self) -> NDArray[np.bool_]:
+        """Whether reward and gains differ among the rows of some pair, (1 + I,)."""
+        apart = abs(self.mean - self.gains[:, self.pair]) > 1e-9 * abs(self.mean)
+        return np.asarray(apart.any(axis=1) | self.inside.any(axis=1))
 
     # ---- Policies ----
 
@@ -314,11 +354,13 @@ class Posterior:
         n_states, gamma = self.log.n_states, self.gamma
         choose = sp.csr_array((chosen, (self.state, np.arange(len(chosen)))), shape=(n_states, len(chosen)))
         kernel = Kernel(sp.csr_array(choose @ sp.diags_array(1 - self.away) @ self.moves), gamma)
+        plain = Kernel(sp.csr_array(choose @ self.moves), gamma)
         leap = gamma * (choose @ self.away)  # then the next state is one from anywhere
         unknown = np.maximum(1 - choose.sum(axis=1), 0.0)
         unknown[unknown <= 1e-9] = 0.0
         right = (choose @ self.gains.T + np.outer(unknown, self.worst / (1 - gamma))).T
-        right += np.outer(self.anywhere(np.zeros_like(right)), leap)
+        plug_in = np.array([self.rho0 @ plain.solve(one) for one in right])
+        right += np.outer(self.leaps(np.zeros_like(right))[0] / gamma, leap)
         base = self.base / (1 - gamma * self.unknown)
         # (I - gamma K - leap base') V = right, by the formula of Sherman and Morrison.
         lift = kernel.solve(leap)
@@ -326,37 +368,44 @@ class Posterior:
         V += np.outer(V @ base / (1 - base @ lift), lift)
         visits, anywhere = kernel.solve(self.rho0, transposed=True), kernel.solve(base, transposed=True)
         visits = np.maximum(visits + anywhere * (leap @ visits) / (1 - leap @ anywhere), 0.0)
-        variances = self.variances(V)
-        parts = (visits[self.state] * chosen) ** 2 * variances
+        nu, spread = visits[self.state] * chosen, self.spread(V)
+        parts = nu**2 * spread.variance
         terms, rows = parts, self.visits_of
         if self.n_starts is not None:
-            spread = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
-            spread = spread / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4
-            terms, rows = np.column_stack([parts, spread]), np.append(rows, self.n_starts)
+            first = (V - (V @ self.rho0)[:, None]) ** 2 @ self.rho0
+            first = first / (self.n_starts - 1) if self.n_starts > 1 else np.ptp(V, axis=1) ** 2 / 4
+            terms, rows = np.column_stack([parts, first]), np.append(rows, self.n_starts)
         square = terms.sum(axis=1)
         shares = np.divide(terms, square[:, None], where=square[:, None] > 0, out=np.ones_like(terms))
         lost = float(visits @ unknown) * (1 - gamma)
-        return Value(V @ self.rho0, np.sqrt(square), 1 / (shares**2 @ (1 / rows)), V, visits, parts, lost)
+        J = np.minimum(V @ self.rho0, plug_in) - spread.flattery @ nu
+        return Value(J, np.sqrt(square), 1 / (shares**2 @ (1 / rows)), V, visits, parts, lost)
 
-    def variances(self, V: Array) -> Array:
-        """Posterior variances of the mean of r + gamma V(s') at visited pairs, (1 + I, K)."""
+    def spread(self, V: Array) -> Spread:
+        """Return what is uncertain about the mean of r + gamma V(s') at visited pairs."""
         n, alpha, gamma = self.visits_of, self.alpha, self.gamma
         seen, size = n / (n + alpha), len(n)
-        found = np.empty((len(V), size))
+        states, everywhere = np.unique(self.state, return_inverse=True)[1], np.zeros(size, dtype=np.int64)
+        spare, (leap, elsewhere) = max(1.0, float((n - 1).sum())), self.leaps(V)
+        variance, hidden, flattery = np.empty((3, len(V), size))
         for k, values in enumerate(V):
-            after = np.append(values, 0.0)
-            y = self.mean[k] + gamma * after[self.after]
+            y = self.mean[k] + gamma * np.append(values, 0.0)[self.after]
             mean = np.bincount(self.pair, self.count * y, size) / n
-            square = np.bincount(self.pair, self.count * (y - mean[self.pair]) ** 2, size) / n
-            middle = float(self.anywhere(V)[k])
-            worst = float(self.worst[k]) + gamma * middle
-            ended = 1 - self.unknown - float(self.base.sum())
-            elsewhere = float(self.base @ (values - middle) ** 2) + self.unknown * (worst - middle) ** 2
-            elsewhere = gamma**2 * (elsewhere + ended * middle**2)
-            apart = self.observed[k] + gamma * middle - mean
-            mixed = seen * square + (1 - seen) * elsewhere + seen * (1 - seen) * apart**2
-            found[k] = mixed / (n + alpha + 1) + self.noise[k] / n
-        return found
+            apart = (y - mean[self.pair]) ** 2
+            apart[apart <= 1e-24 * (y**2).max(initial=0.0)] = 0.0  # rounding
+            square, inside = np.bincount(self.pair, self.count * apart, size) / n, self.inside[k]
+            own = square + inside
+            typical = float(own @ n) / spare
+            squares = self.count * (apart + inside[self.pair] - own[self.pair]) ** 2
+            of_squares = (float(squares.sum()) + 2 * float(inside**2 @ n)) / spare
+            alike = _alike(own, n, of_squares, everywhere, n - 1)[0]
+            hidden[k] = np.maximum((1 - alike) * own + alike * typical - square, 0.0)
+            alike, centre = _alike(mean, n, typical, states, n)
+            flattery[k] = alike * np.maximum(mean - centre, 0.0) if self.drawn else 0.0
+            jump = self.gains[k] + leap[k] - mean
+            mixed = seen * square + (1 - seen) * elsewhere[k] + seen * (1 - seen) * jump**2
+            variance[k] = mixed / (n + alpha + 1) + hidden[k] / n
+        return Spread(variance, hidden, flattery)
 
     # ---- Other logs ----
 
@@ -390,20 +439,19 @@ class Posterior:
 
         Actions that are all the same differ by chance in every log. Drawn from a model in which these differences are
         real, logs would show too little of what choosing the best of many actions flatters by. So each pair takes over
-        `common` visits from all rows of its state.
+        `common` visits from all rows of its state, unless the model is too large for that.
         """
-        shift, transitions = self.gains - self.observed, (self.pair, self.after, self.count, self.mean)
-        pair, after, count, mean = self._mixed() if self.common else transitions
-        found = self._with(pair=pair, after=after, count=count, mean=mean + shift[:, pair])
-        found.__dict__["gains"] = found.observed
-        return found
+        found = self._mixed() if self.common else None
+        return self if found is None else found
 
-    def _mixed(self) -> tuple[NDArray[np.intp], NDArray[np.int64], Array, Array]:
-        """Return pairs, next states, counts and means of the distinct transitions of `source`."""
+    def _mixed(self) -> Posterior | None:
+        """Return the model with every next state of its state for every pair; None if that is too large."""
         ends = self.log.n_states + 1
         arrivals, there = np.unique(self._arrival, return_inverse=True)
         first = np.searchsorted(arrivals, self.state * ends)
         size = np.searchsorted(arrivals, (self.state + 1) * ends) - first
+        if size.sum() > MOST_MIXED:
+            return None
         pair = np.repeat(np.arange(len(size)), size)  # every pair with every next state of its state
         arrival = np.arange(len(pair)) - (np.cumsum(size) - size - first)[pair]
         after = arrivals[arrival] % ends
@@ -412,12 +460,13 @@ class Posterior:
         all_rows = np.bincount(there, self.count)[arrival] / self._of_state(self.visits_of)[pair]
         count = (1 - kept)[pair] * self.visits_of[pair] * all_rows
         count[own] += kept[self.pair] * self.count
-        mean = self.observed[:, pair]
+        mean = np.array([np.bincount(there, self.count * one) for one in self.mean]) / np.bincount(there, self.count)
+        mean = mean[:, arrival]
         mean[:, own] = self.mean
-        return pair, after, count, mean
+        return self._with(pair=pair, after=after, count=count, mean=mean)
 
-    def resampled(self, rng: np.random.Generator) -> Posterior:
-        """Return the posterior of another log of the same pairs, drawn from this model's transitions."""
+    def resampled(self, rng: np.random.Generator, hidden: Array) -> Posterior:
+        """Return the posterior of another log of the same pairs, drawn from this model with noise of that variance."""
         left, mass = self.visits_of.astype(np.int64), self.visits_of.copy()
         count = np.zeros(len(self.count), dtype=np.int64)
         order = np.argsort(self.pair, kind="stable")
@@ -427,18 +476,20 @@ class Posterior:
         by_place = np.argsort(place, kind="stable")
         for chosen in np.split(by_place, np.cumsum(np.bincount(place))[:-1]):
             rows, pairs = order[chosen], self.pair[order[chosen]]
-            share = np.minimum(self.count[rows] / np.maximum(mass[pairs], self.count[rows]), 1.0)
+            most = np.maximum(mass[pairs], self.count[rows])
+            share = np.divide(self.count[rows], most, where=most > 0, out=np.zeros(len(rows)))
             count[rows] = rng.binomial(left[pairs], np.where(last[chosen], 1.0, share))
             left[pairs] -= count[rows]
             mass[pairs] -= self.count[rows]
-        noise = np.sqrt(self.noise[:, self.pair] / np.maximum(count, 1)) * rng.standard_normal(self.mean.shape)
+        noise = np.sqrt(hidden[:, self.pair] / np.maximum(count, 1)) * rng.standard_normal(self.mean.shape)
         return self._with(pair=self.pair, after=self.after, count=count.astype(np.float64), mean=self.mean + noise)
 
     def _with(self, **transitions: NDArray[Any]) -> Posterior:
         """Return a posterior of the same pairs with other transitions, and with what was learned about all of them."""
         found = object.__new__(type(self))
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
-        found.__dict__.update(weights=self.weights, unknown=self.unknown, noise=self.noise, **transitions)
+        known = {name: getattr(self, name) for name in ("weights", "unknown", "inside", "arrival")}
+        found.__dict__.update(known, **transitions)
         return found
 
     def effective(self, value: Value, policy: Array) -> float:
@@ -446,6 +497,24 @@ class Posterior:
         q = value.visits[self.state] * policy.ravel()[self.log.pairs]
         total = float((q**2 / self.visits_of).sum())
         return float(q.sum()) ** 2 / total if total > 0 else 0.0
+
+
+def _alike(mean: Array, n: Array, typical: float, group: NDArray[np.int64], rows: Array) -> tuple[Array, Array]:
+    """Return how far pairs may be all the same within their group, B above, and the mean of the group; both (K,).
+
+    B is by the least plausible variance of their expectations, for means of n visits, and `rows` takes the place of n.
+    """
+    groups, size = np.bincount(group, n), np.bincount(group)
+    centre = np.bincount(group, n * mean) / groups
+    compared, freedom = size[group] > 1, len(mean) - len(size)
+    if typical == 0 or freedom == 0:
+        return np.full(len(mean), float(typical > 0)), centre[group]
+    middle = (np.bincount(group, mean) / size)[group]
+    squares = float(((mean - middle)[compared] ** 2).sum()) / float(chdtri(freedom, 1 - PLAUSIBLE))
+    differ = max(0.0, squares / typical - float((1 / n[compared]).mean()))  # tau^2, in units of `typical`
+    alike = 1 / (1 + rows * differ)
+    weight = 1 / (differ + 1 / n)
+    return alike, (np.bincount(group, weight * mean) / np.bincount(group, weight))[group]
 
 
 def _weight(n: Array, rows: Array, alone: float) -> float:
