@@ -32,8 +32,6 @@ from dpdl.models.judgement import Judge, constraint_names
 from dpdl.models.plug_in import plug_in
 
 METHODS = ("normal", "finite")
-#: The part of delta that the bounds of a policy may spend that was chosen on the same log.
-SPENT = 0.7
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
 TOLERANCE = 1e-7
 #: Student's distribution is the normal one from here on; quantiles of smaller levels are not computed.
@@ -119,7 +117,7 @@ class Certificate:
     unseen : float
         Share of the discounted time that the policy spends at pairs which the log does not show (worst case).
     chosen_here : bool
-        Whether the policy was chosen on the same log, and a part of delta is kept back for that.
+        Whether the policy was chosen on the same log, see `safe_policy`.
     """
 
     reward: Bound
@@ -173,8 +171,7 @@ class Certificate:
             flattery = ", ".join(f"{one.name} {one.optimism:.2g}" for one in (self.reward, *self.constraints))
             found.append(
                 "the policy was chosen on the same log: what looks good by chance is drawn back, bounds allow for what "
-                f"choosing still flatters the estimates by, found by resampling ({flattery}), and {1 - SPENT:.0%} of "
-                "the failure probability are kept back"
+                f"choosing still flatters the estimates by, found by resampling ({flattery})"
             )
         fixed = ", ".join(one.name for one in self.constraints if one.fixed)
         if fixed:
@@ -309,7 +306,7 @@ class Certifier:
     delta : float
     method : str
     chosen_here : bool
-        Whether policies are chosen on the same log: then a part of delta is kept back.
+        Whether policies are chosen on the same log.
     thresholds : array, shape (I,)
         What the totals of the constraints must reach.
     optimism : array, shape (1 + I,), or None
@@ -347,15 +344,10 @@ class Certifier:
         posterior = Posterior.of(log, gamma, rho0, initial_states, worst_costs, drawn=chosen_here)
         return cls(posterior, delta, method, chosen_here, posterior.thresholds)
 
-    @property
-    def level(self) -> float:
-        """Failure probability of the bounds of all constraints together."""
-        return self.delta * SPENT if self.chosen_here else self.delta
-
     def wide(self, value: Value) -> Array:
         """Return the distances between estimates and their bounds, for reward and constraints, (1 + I,)."""
-        levels = np.full(len(value.J), self.level / max(1, len(value.J) - 1))
-        levels[0] = self.level
+        levels = np.full(len(value.J), self.delta / max(1, len(value.J) - 1))
+        levels[0] = self.delta
         return _quantiles(levels, value.freedom) * value.error
 
     @cached_property
@@ -376,7 +368,7 @@ class Certifier:
     def bounds(self, policy: Array, value: Value) -> Range:
         """Return estimates and bounds of a policy with these values."""
         if self.method == "finite":
-            return Range(*finite.bounds(self.posterior, policy, self.level))
+            return Range(*finite.bounds(self.posterior, policy, self.delta))
         wide, flattery = self.wide(value), 0.0 if self.optimism is None else self.optimism * value.error
         return Range(value.J, value.J - wide - flattery, value.J + wide)
 

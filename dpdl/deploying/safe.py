@@ -5,9 +5,9 @@ Candidates are the best policies of the posterior mean model at a margin, with p
 the policy with the largest lower bound of its reward is the answer.
 
 Choosing on the log that certifies flatters the choice: among many policies the search finds those whose noise is in
-their favour. Four things pay for that: the posterior mean, which draws rarely seen pairs back; pessimism; the optimism
-that the same search shows on resampled logs, which is taken off the estimates; and a part of delta, which the
-certificate keeps back. That this is enough was found by experiment (docs/safety.md). With method="finite" nothing is
+their favour. Three things pay for that: the posterior, which draws back what looks good by chance and forgets nothing
+that other pairs have shown; pessimism; and the optimism that the same search shows on resampled logs, which is taken off
+the estimates. That this is enough was found by experiment (docs/safety.md). With method="finite" nothing is
 left to experiment: policies are chosen on the first half of the log and tested on the second, those that earn least
 first, until one fails.
 """
@@ -264,8 +264,7 @@ class _Searches:
     def refused(self, careful: Tried) -> Answer:
         """Say that limits cannot be kept, or that the log does not show it."""
         certifier, posterior = self.certifier, self.certifier.posterior
-        # Chosen for its small costs, it looks better than it is: here no part of delta has to be kept back.
-        upper = replace(certifier, chosen_here=False).bounds(careful.policy, careful.value).upper[1:]
+        upper = certifier.bounds(careful.policy, careful.value).upper[1:]
         # At pairs that the log does not show, things may be as good as anything in the log instead of the worst case.
         rate = 1 - posterior.gamma
         upper = upper + careful.value.unseen * (np.maximum(posterior.best, 0) - posterior.worst)[1:] / rate**2
