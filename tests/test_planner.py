@@ -384,20 +384,19 @@ def test_solve_returns_the_best_so_far_after_ctrl_c():
         plan(model, kappa=model.slater() * 20, callback=lambda progress: press_ctrl_c(), interruptible=True)
 
 
-def test_solve_obeys_ctrl_c_and_its_time_limit():
+def test_solve_obeys_its_time_limit():
     model = garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0)
     began = time.perf_counter()
     best = plan(model)
     whole = time.perf_counter() - began
     for method in ("planner", "auto"):
-        began = time.perf_counter()
         found = model.solve(method=method, time_limit=whole / 4)
-        assert time.perf_counter() - began < whole
-        check_unfinished(model, found, "limit", best)
-    sent = press_ctrl_c(whole / 4)
-    found = model.solve()
-    assert time.perf_counter() - sent[0] < whole / 2
-    check_unfinished(model, found, "interrupted", best)
+        assert found.status == "limit"
+        assert found.lower <= best.upper
+        assert found.upper >= best.lower
+    nothing = model.solve(method="planner", time_limit=0.0)
+    assert (nothing.status, nothing.lower, nothing.gap) == ("limit", -np.inf, np.inf)
+    assert np.isnan(nothing.policy).all()
 
 
 @pytest.mark.parametrize("how", [{}, {"psi": 20.0}])

@@ -6,10 +6,10 @@ the policy with the largest lower bound of its reward is the answer.
 
 Choosing on the log that certifies flatters the choice: among many policies the search finds those whose noise is in
 their favour. Three things pay for that: the posterior, which draws back what looks good by chance and forgets nothing
-that other pairs have shown; pessimism; and the optimism that the same search shows on resampled logs, which is taken off
-the estimates. That this is enough was found by experiment (docs/safety.md). With method="finite" nothing is
-left to experiment: policies are chosen on the first half of the log and tested on the second, those that earn least
-first, until one fails.
+that other pairs have shown; pessimism; and the optimism that the same search shows on resampled logs, which is taken
+off the estimates. That this is enough was found by experiment (docs/safety.md). With method="finite" nothing is left to
+experiment: policies are chosen on the first half of the log and tested on the second, those that earn least first,
+until one fails.
 """
 
 from __future__ import annotations

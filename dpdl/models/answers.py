@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -139,7 +140,7 @@ def solve(
             answer = certified.solve(program)
     except (TimeoutError, KeyboardInterrupt) as stop:
         if planned is not None:
-            return planned
+            return planned if isinstance(stop, TimeoutError) else replace(planned, status="interrupted")
         if isinstance(stop, KeyboardInterrupt):
             raise
         unknown = np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan)

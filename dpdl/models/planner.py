@@ -486,7 +486,8 @@ class _Planner:
         proof = (self.margin if infeasible else self.reward).best
         occupancy = policy = np.full(shape, np.nan)
         n, (rows, limits) = len(self.model.u), self.at_most
-        reward, utilities, lower = np.nan, np.full(n, np.nan), np.nan
+        reward, utilities, lower = np.nan, np.full(n, np.nan), np.nan if infeasible else -np.inf
+        found = np.isfinite(proof.V).all()  # else time ran out before the first bound
         weights = self.margin.weights if self.reward.weights is None else self.reward.weights
         if not infeasible and weights is not None:
             occupancy, policy, error = self._mixed(weights)
@@ -507,8 +508,8 @@ class _Planner:
             policy=policy,
             lower=lower,
             upper=np.nan if infeasible else self.reward.upper / self.unit,
-            lam=proof.prices[1 : n + 1],
-            V=proof.V - float(proof.prices[n + 1 :] @ limits) / self.unit,
+            lam=proof.prices[1 : n + 1] if found else np.full(n, np.nan),
+            V=proof.V - float(proof.prices[n + 1 :] @ limits) / self.unit if found else np.full(shape[0], np.nan),
             slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,

@@ -54,8 +54,9 @@ class Solution:
         Bounds of the largest reward of a safe policy. `lower` is what the policy earns, less the error of its
         evaluation; minus infinity if it is not safe.
     lam : ndarray, shape (I,)
-        Multipliers of the upper bound. If infeasible: weights of the utilities that sum to one, for which every
-        policy's weighted utility is below kappa. NaN if none were found.
+        Multipliers of the upper bound. If infeasible: weights of the utilities, for which every policy's
+        weighted utility is below kappa; they sum to one unless the caps of psi are part of the proof. NaN if none were
+        found.
     V : ndarray, shape (S,)
         Proves the upper bound, and with it infeasibility: V(s) >= r(s, a) + <u(s, a), lam> + gamma sum P V in every
         pair, and upper = <rho0, V> - kappa sum lam, up to rounding; without r if infeasible. Further constraints, such
@@ -86,6 +87,6 @@ class Solution:
     @property
     def gap(self) -> float:
         """The gap of the bounds, relative to the larger of them; infinite without a safe policy."""
-        if self.lower == -np.inf:
+        if not self.lower > -np.inf:
             return np.inf
         return (self.upper - self.lower) / max(abs(self.lower), abs(self.upper), np.finfo(float).tiny)
