@@ -8,6 +8,8 @@ Protocols (`bench/safety_problems.py` makes the problems, `bench/safety_model.py
     others  50 further problems of other kinds; N records for each pair of the model, about
     further  50 problems as users have them (`bench/safety_further.py`): queue, stock, machine, rooms, clinic, jumps,
             battery, ward, hazards, many; N records for each pair of the model, about
+    fresh   50 more (`bench/safety_fresh.py`), written without regard to any method: thermostat, taxi, retry, dose,
+            field, credit, patrol, keys, dense, seldom; N records for each pair of the model, about
 
 Methods:
 
@@ -339,7 +341,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--figure", metavar="FILE", help="draw reward against the share of broken limits")
     given = parser.parse_args(arguments)
     protocol = problems.PROTOCOLS[given.protocol]
-    if given.infeasible and given.protocol in ("others", "further"):
+    if given.infeasible and given.protocol in ("others", "further", "fresh"):
         parser.error("--infeasible is for toy, grid and multi: some of the other problems have policies without cost")
     methods = (*given.methods, *(f"ours {level:g}" for level in given.levels))
     n_problems = given.problems or protocol.problems

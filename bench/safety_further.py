@@ -6,58 +6,29 @@ and the cost of the best policy without limits; several are set by `safety_model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from scipy.stats import nbinom, poisson
 
-from safety_model import Array, Problem, mixed, occupancy, random_transitions, with_limits
-
-#: A policy keeps all limits with this room: its costs are at most this share of them.
-ROOM = 0.95
-#: Limits over the costs of the best policy without limits: none is below LOW, so that no cost is all but forbidden, and
-#: one of them is at most HIGH, so that they take something away from that policy.
-LOW, HIGH = 0.03, 0.9
+from safety_model import (
+    Problem,
+    always,
+    draw_binding,
+    mixed,
+    occupancy,
+    random_transitions,
+    transitions,
+    with_limits,
+    with_one_limit,
+    without_limits,
+)
 
 
 def draw(rng: np.random.Generator, index: int) -> Problem:
-    """Draw a problem of the kind `index`, of which the limit binds, or at least two where there are several."""
-    make = KINDS[index % len(KINDS)]
-    while True:
-        problem = make(rng)
-        if problem.least < ROOM and problem.binds(at_least=2):
-            costs = _without_limits(problem)[1]
-            if (problem.limits >= LOW * costs).all() and (problem.limits <= HIGH * costs).any():
-                return replace(problem, kind=make.__name__.strip("_"), per_pair=True)
-
-
-def _without_limits(problem: Problem) -> tuple[Array, Array]:
-    """Return the policy that is best without limits, and its costs in the units of the limits."""
-    policy = problem.cmdp.unconstrained().solve().policy
-    return policy, problem.figures(policy)[1] * problem.limits
-
-
-def _with_one_limit(problem: Problem, rng: np.random.Generator) -> Problem:
-    """Return the problem with a limit between the least cost and that of the best policy without limits."""
-    most, share = _without_limits(problem)[1], rng.uniform(0.2, 0.7)
-    least = problem.least * problem.limits
-    return replace(problem, limits=least + share * (most - least))
-
-
-def _transitions(S: int, A: int, outcomes: Callable[[int, int], Iterable[tuple[float, int]]]) -> Array:
-    """Return (S, A, S) rows from the weights and next states of every pair; weights are divided by their sum."""
-    P = np.zeros((S, A, S))
-    for s in range(S):
-        for a in range(A):
-            for weight, reached in outcomes(s, a):
-                P[s, a, reached] += weight
-    return P / P.sum(axis=2, keepdims=True)
-
-
-def _always(actions: Array, A: int) -> Array:
-    """Return the policy that takes actions[s] in state s."""
-    return np.eye(A)[actions.astype(int)]
+    """Draw a problem of the kind `index`."""
+    return draw_binding(KINDS, rng, index)
 
 
 def _queue(rng: np.random.Generator) -> Problem:
@@ -86,10 +57,10 @@ def _queue(rng: np.random.Generator) -> Problem:
     rho0 = np.eye(1, n_states)[0]
     threshold = rng.integers(room // 3, room)
     rule = np.where(length < threshold, np.where(length > threshold // 2, 3, 1), 2)
-    behaviour = mixed(_always(rule, 4), 0.9)
-    P = _transitions(n_states, 4, outcomes)
+    behaviour = mixed(always(rule, 4), 0.9)
+    P = transitions(n_states, 4, outcomes)
     problem = Problem("", P, r, c, 0.97, rho0, np.ones(1), behaviour=behaviour, length=100)
-    return _with_one_limit(problem, rng)
+    return with_one_limit(problem, rng)
 
 
 def _stock(rng: np.random.Generator) -> Problem:
@@ -109,11 +80,11 @@ def _stock(rng: np.random.Generator) -> Problem:
     sold = (np.minimum(shelf[:, :, None], np.arange(60)) * demand).sum(axis=2)
     spent = rng.uniform(0.3, 0.6) * (shelf - level[:, None]) + rng.uniform(0, 0.5) * (np.arange(5) > 0)
     r = sold - spent - rng.uniform(0.05, 0.15) * shelf
-    P, empty = _transitions(most + 1, 5, outcomes), (level == 0)[None, :].astype(float)
+    P, empty = transitions(most + 1, 5, outcomes), (level == 0)[None, :].astype(float)
     rho0 = np.full(most + 1, 1 / (most + 1))
     problem = Problem("", P, r, (P @ empty[0])[None], 0.9, rho0, np.ones(1), arrival=empty)
     rule = np.clip(rng.integers(most // 2, most + 1) - level, 0, 4)
-    return _with_one_limit(replace(problem, mu=occupancy(problem, mixed(_always(rule, 5), 0.95))), rng)
+    return with_one_limit(replace(problem, mu=occupancy(problem, mixed(always(rule, 5), 0.95))), rng)
 
 
 def _machine(rng: np.random.Generator) -> Problem:
@@ -139,9 +110,9 @@ def _machine(rng: np.random.Generator) -> Problem:
     r[-1] = -0.2
     c = np.zeros((1, n_states, 3))
     c[0, :-1] = rng.uniform(0.3, 0.8) * breaks
-    rho0, P = np.eye(1, n_states)[0], _transitions(n_states, 3, outcomes)
+    rho0, P = np.eye(1, n_states)[0], transitions(n_states, 3, outcomes)
     problem = Problem("", P, r, c, 0.95, rho0, np.ones(1), noise="bernoulli")
-    return _with_one_limit(replace(problem, mu=occupancy(problem, np.full(r.shape, 1 / 3))), rng)
+    return with_one_limit(replace(problem, mu=occupancy(problem, np.full(r.shape, 1 / 3))), rng)
 
 
 def _rooms(rng: np.random.Generator) -> Problem:
@@ -171,10 +142,10 @@ def _rooms(rng: np.random.Generator) -> Problem:
     r = np.tile((np.where(pays, rng.uniform(0.5, 1.0, 50), 0.05) * (1 + far))[:, None], (1, 4))
     c = np.tile((costs * (0.3 + 0.7 * far))[None, :, None], (1, 1, 4))
     rho0 = np.where(far == 0, 1 / 25, 0.0)
-    policies = [_always(rng.integers(0, 4, 50), 4), _always(np.where(far == 0, 1, 2), 4)]
+    policies = [always(rng.integers(0, 4, 50), 4), always(np.where(far == 0, 1, 2), 4)]
     behaviour = 0.3 * policies[0] + 0.3 * policies[1] + 0.1
-    problem = Problem("", _transitions(50, 4, outcomes), r, c, 0.98, rho0, np.ones(1), behaviour=behaviour, length=60)
-    return _with_one_limit(problem, rng)
+    problem = Problem("", transitions(50, 4, outcomes), r, c, 0.98, rho0, np.ones(1), behaviour=behaviour, length=60)
+    return with_one_limit(problem, rng)
 
 
 def _clinic(rng: np.random.Generator) -> Problem:
@@ -195,7 +166,7 @@ def _clinic(rng: np.random.Generator) -> Problem:
         up, down = works[s, a], 0.6 * (1 - works[s, a]) * 0.5
         return (up, better), (down, worse), (1 - up - down, following)
 
-    P, ends = _transitions(n_states, n_actions, outcomes), np.zeros((n_states, n_actions))
+    P, ends = transitions(n_states, n_actions, outcomes), np.zeros((n_states, n_actions))
     P[last], ends[last] = 0.0, 1.0
     health = 1 - ill / (grades - 1)
     r = np.tile((0.1 * health + last * health)[:, None], (1, n_actions))
@@ -225,7 +196,7 @@ def _jumps(rng: np.random.Generator) -> Problem:
     r = x[:, None] ** 2 - 0.1 * (pull != 0) + 0.1 * rng.random((n_states, 3))
     near = (np.clip(x - rng.uniform(0.6, 0.8), 0, None) * rng.uniform(0.5, 1.5, n_states))[None]
     rho0, mu = np.full(n_states, 1 / n_states), np.full((n_states, 3), 1 / (3 * n_states))
-    return _with_one_limit(Problem("", P, r, (P @ near[0])[None], 0.8, rho0, np.ones(1), mu=mu, arrival=near), rng)
+    return with_one_limit(Problem("", P, r, (P @ near[0])[None], 0.8, rho0, np.ones(1), mu=mu, arrival=near), rng)
 
 
 def _battery(rng: np.random.Generator) -> Problem:
@@ -250,10 +221,10 @@ def _battery(rng: np.random.Generator) -> Problem:
     wear = moved**2 / 4 * (1 + rng.uniform(0.5, 1.5) * (abs(level - 3.5) > 2)[:, None])
     emitted = np.clip(moved, 0, None) * rng.uniform(0.1, 1.0, 5)[price][:, None]
     rho0 = np.where(level == 4, 0.2, 0.0)
-    P = _transitions(40, 5, outcomes)
+    P = transitions(40, 5, outcomes)
     problem = Problem("", P, r, np.stack([wear, emitted]), 0.97, rho0, np.ones(2), length=48)
     problem = with_limits(problem, rng, strength=0.1)
-    return replace(problem, behaviour=mixed(_without_limits(problem)[0], 0.85))
+    return replace(problem, behaviour=mixed(without_limits(problem)[0], 0.85))
 
 
 def _ward(rng: np.random.Generator) -> Problem:
@@ -280,9 +251,9 @@ def _ward(rng: np.random.Generator) -> Problem:
     over = np.clip(infected - 1 - 2 * staff, 0, None) / 10
     c = np.stack([np.tile(over[:, None], (1, 6)), np.tile(0.1 + 0.9 * strict, (48, 1)) * rng.uniform(0.5, 1, (48, 1))])
     rho0 = np.where((infected < 4) & (staff == 1), 0.25, 0.0)
-    lax, severe = _always(np.ones(48), 6), _always(np.where(infected > 2, 5, 1), 6)
+    lax, severe = always(np.ones(48), 6), always(np.where(infected > 2, 5, 1), 6)
     how = {"behaviour": 0.35 * (lax + severe) + 0.05, "length": 40, "noise": "exponential"}
-    P = _transitions(48, 6, outcomes)
+    P = transitions(48, 6, outcomes)
     problem = with_limits(Problem("", P, r, c, 0.9, rho0, np.ones(2), **how), rng, strength=3.0)
     return replace(problem, limits=1.1 * problem.limits)  # what lowers one cost raises the other: leave room
 
@@ -308,8 +279,8 @@ def _hazards(rng: np.random.Generator) -> Problem:
     c = np.zeros((1, n_states, 3))
     c[0, -1] = 1.0
     rho0, behaviour = np.eye(1, n_states)[0], np.full((n_states, 3), 1 / 3)
-    P = _transitions(n_states, 3, outcomes)
-    return _with_one_limit(Problem("", P, r, c, 0.99, rho0, np.ones(1), behaviour=behaviour, length=60), rng)
+    P = transitions(n_states, 3, outcomes)
+    return with_one_limit(Problem("", P, r, c, 0.99, rho0, np.ones(1), behaviour=behaviour, length=60), rng)
 
 
 def _many(rng: np.random.Generator) -> Problem:

@@ -6,6 +6,7 @@ learned policy is judged. Methods see its logs, the discount and, for independen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +21,11 @@ Array = NDArray[np.float64]
 BROKEN = 1e-6
 #: Problems are kept where the costs of the optimum are this close to their limits, relative to them.
 BINDS = 1e-4
+#: A policy keeps all limits with this room: its costs are at most this share of them.
+ROOM = 0.95
+#: Limits over the costs of the best policy without limits: none is below LOW, so that no cost is all but forbidden, and
+#: one of them is at most HIGH, so that they take something away from that policy.
+LOW, HIGH = 0.03, 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,3 +266,44 @@ def with_limits(problem: Problem, rng: np.random.Generator, strength: float = 1.
         costs = np.einsum("isa,sa->i", problem.c, best.occupancy)
         found.append(costs * (1 - problem.gamma) if problem.normalised else costs)
     return replace(problem, limits=np.maximum(np.mean(found, axis=0), 1e-6 * problem.c.max(axis=(1, 2))))
+
+
+def draw_binding(
+    kinds: Sequence[Callable[[np.random.Generator], Problem]], rng: np.random.Generator, index: int
+) -> Problem:
+    """Draw a problem of the kind `index`, of which the limit binds, or at least two where there are several."""
+    make = kinds[index % len(kinds)]
+    while True:
+        problem = make(rng)
+        if problem.least < ROOM and problem.binds(at_least=2):
+            costs = without_limits(problem)[1]
+            if (problem.limits >= LOW * costs).all() and (problem.limits <= HIGH * costs).any():
+                return replace(problem, kind=make.__name__.strip("_"), per_pair=True)
+
+
+def without_limits(problem: Problem) -> tuple[Array, Array]:
+    """Return the policy that is best without limits, and its costs in the units of the limits."""
+    policy = problem.cmdp.unconstrained().solve().policy
+    return policy, problem.figures(policy)[1] * problem.limits
+
+
+def with_one_limit(problem: Problem, rng: np.random.Generator) -> Problem:
+    """Return the problem with a limit between the least cost and that of the best policy without limits."""
+    most, share = without_limits(problem)[1], rng.uniform(0.2, 0.7)
+    least = problem.least * problem.limits
+    return replace(problem, limits=least + share * (most - least))
+
+
+def transitions(S: int, A: int, outcomes: Callable[[int, int], Iterable[tuple[float, int]]]) -> Array:
+    """Return (S, A, S) rows from the weights and next states of every pair; weights are divided by their sum."""
+    P = np.zeros((S, A, S))
+    for s in range(S):
+        for a in range(A):
+            for weight, reached in outcomes(s, a):
+                P[s, a, reached] += weight
+    return P / P.sum(axis=2, keepdims=True)
+
+
+def always(actions: Array, A: int) -> Array:
+    """Return the policy that takes actions[s] in state s."""
+    return np.eye(A)[actions.astype(int)]

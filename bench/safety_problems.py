@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import safety_fresh as fresh
 import safety_further as further
 from dpdl import CMDP, instances
 from safety_model import Problem, mixed, occupancy, random_transitions, with_limits
@@ -211,4 +212,5 @@ PROTOCOLS = {
     "multi": Protocol(lambda rng, k, infeasible: multi(rng, infeasible=infeasible), sizes=(500, 2000, 10_000, 50_000)),
     "others": Protocol(lambda rng, k, infeasible: other(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
     "further": Protocol(lambda rng, k, infeasible: further.draw(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
+    "fresh": Protocol(lambda rng, k, infeasible: fresh.draw(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
 }

@@ -14,6 +14,7 @@ from dpdl import CMDP, exact
 sys.path.append(str(Path(__file__).parent.parent / "bench"))
 import coptidice
 import safety
+import safety_fresh as fresh
 import safety_further as further
 import safety_problems as made
 
@@ -95,14 +96,22 @@ def test_other_problems_bind_and_their_logs_are_of_the_true_model(index):
     estimates_of_the_log_are_those_of_the_model(problem, uniform, rel=0.2)
 
 
-@pytest.mark.parametrize("index", range(len(further.KINDS)), ids=lambda k: further.KINDS[k].__name__.strip("_"))
-def test_further_problems_bind_and_their_logs_are_of_the_true_model(index):
-    problem = made.PROTOCOLS["further"].make(np.random.default_rng([5, index]), index, False)
+OF_USERS = [
+    pytest.param(name, index, id=f"{name}-{kind.__name__.strip('_')}")
+    for name, module in (("further", further), ("fresh", fresh))
+    for index, kind in enumerate(module.KINDS)
+]
+
+
+@pytest.mark.parametrize(("protocol", "index"), OF_USERS)
+def test_problems_of_users_bind_and_their_logs_are_of_the_true_model(protocol, index):
+    problem = made.PROTOCOLS[protocol].make(np.random.default_rng([5, index]), index, False)
     ends = 0 if problem.ends is None else problem.ends
     assert np.allclose(problem.P.sum(axis=2) + ends, 1)
     assert problem.P.min() >= 0
     assert problem.rho0.sum() == pytest.approx(1)
-    assert problem.c.min() >= 0
+    assert problem.c.min() >= 0 or problem.kind == "dense"
+    assert problem.limits.min() > 0
     ratios = problem.figures(problem.optimal_policy)[1]
     assert ((ratios > 1 - 1e-4).sum() >= 2) if len(ratios) > 1 else ratios[0] == pytest.approx(1, abs=1e-4)
     assert problem.least < 0.95  # a policy keeps all limits with room
@@ -120,6 +129,37 @@ def test_limits_of_many_costs_do_not_all_bind():
     ratios = problem.figures(problem.optimal_policy)[1]
     assert len(ratios) >= 6
     assert ratios.min() < 0.95
+
+
+def fresh_problem(kind):
+    index = [one.__name__ for one in fresh.KINDS].index(f"_{kind}")
+    return fresh.draw(np.random.default_rng([5, index]), index)
+
+
+def test_costs_may_be_negative_and_are_logged_as_they_are():
+    problem = fresh_problem("dense")
+    assert (problem.P > 0).all()
+    assert 0.1 < (problem.c < 0).mean() < 0.5
+    log = problem.log(3, np.random.default_rng(8))
+    u = problem.limits - problem.c[:, log.s, log.a].T
+    logged = np.reshape(log.u, u.shape)
+    assert np.allclose(logged / abs(logged).max(axis=0), u / abs(u).max(axis=0))
+
+
+def test_better_paid_action_is_seldom_logged():
+    problem = fresh_problem("seldom")
+    assert (problem.r[:, 1] >= problem.r[:, 0]).all()
+    assert problem.mu[:, 1].sum() == pytest.approx(0.02)
+
+
+def test_game_ends_at_the_door_with_both_keys_only():
+    problem = fresh_problem("keys")
+    before = np.flatnonzero(problem.ends.sum(axis=1))
+    log = problem.log(3, np.random.default_rng(8))
+    assert (before // 20 == 3).all()
+    assert log.terminated.any()
+    assert np.isin(log.s[log.terminated], before).all()
+    assert np.allclose(log.r * log.units.reward_scale, log.terminated)
 
 
 def test_costs_of_arrival_are_logged_by_the_state_reached():
