@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from dpdl import Dataset
-from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, PRIOR_ROWS, Posterior
+from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, PLAUSIBLE, Posterior
 
 S, A, GAMMA = 5, 3, 0.9
 LIMITS = {"total": [3.0, 4.0], "average": [0.3, 0.4]}
@@ -47,67 +48,49 @@ def random_policy(seed=1):
     return np.random.default_rng(seed).dirichlet(np.ones(A), S)
 
 
-def drawn(gain, data):
-    """Expected gains of the visited pairs, {pair: mean}: the normal model with a random mean, where that is less."""
-    groups, pairs = {}, {}
-    for k, key in enumerate(zip(data["s"], data["a"], data["s_next"], data["terminated"], strict=True)):
-        groups.setdefault(key[:2] + ((-1,) if key[3] else (key[2],)), []).append(gain[k])
-        pairs.setdefault(key[:2], []).append(gain[k])
-    squares, rows = dict.fromkeys(pairs, 0.0), dict.fromkeys(pairs, 0)
-    for key, values in groups.items():
-        squares[key[:2]] += ((np.array(values) - np.mean(values)) ** 2).sum()
-        rows[key[:2]] += len(values) - 1
-    if sum(squares.values()) < 1e-20:
-        return {pair: np.mean(values) for pair, values in pairs.items()}
-    common = sum(squares.values()) / sum(rows.values())
-    noise = {pair: (squares[pair] + PRIOR_ROWS * common) / (rows[pair] + PRIOR_ROWS) for pair in pairs}
-    error = {pair: noise[pair] / len(pairs[pair]) for pair in pairs}
-    mean = {pair: np.mean(values) for pair, values in pairs.items()}
-    between = max(0.0, np.var(list(mean.values())) - np.mean(list(error.values())))
-    weight = {pair: 1 / (between + error[pair]) for pair in pairs}
-    centre = sum(weight[pair] * mean[pair] for pair in pairs) / sum(weight.values())
-    return {
-        pair: min(mean[pair], (between * mean[pair] + error[pair] * centre) / (between + error[pair])) for pair in pairs
-    }
-
-
 def dense(kind, data, log, weights, unknown, policy, rho0):
     """Values of a policy on the posterior mean model, row by row of the log and with full matrices.
 
     Reward and gains (costs with a minus) of the mean model, discounted totals; a pair that the log does not show has
-    the worst reward and gain that the scales allow, for ever. The last state stands for those that the log does not
-    show: the worst for a step, and then anywhere.
+    the worst reward and gain that the scales allow, for ever. An outcome from anywhere has the gain of its pair and
+    what arriving there adds to the gains of others. State S stands for those that the log does not show: the worst for
+    a step, and then anywhere; S + 1 is the end. The totals are the lesser of these and those of the plug-in model.
     """
-    n = np.zeros((S, A))
-    P, gains = np.zeros((S, A, S + 1)), np.zeros((3, S, A))
+    s, a, ended = data["s"], data["a"], data["terminated"]
+    s_next = np.where(ended, S + 1, data["s_next"])
     gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
-    for i, column in enumerate(gain.T):
-        for pair, mean in drawn(column, data).items():
-            gains[(i, *pair)] = mean
-    for k, (s, a) in enumerate(zip(data["s"], data["a"], strict=True)):
-        n[s, a] += 1
-        if not data["terminated"][k]:
-            P[s, a, data["s_next"][k]] += 1
-    visited = n.sum(axis=1) > 0
-    base = (1 - unknown) * visited / (visited.sum() + data["terminated"].any())
-    base = np.append(base, unknown)
     worst = np.array([-log.units.reward_scale, *(-np.array(log.units.utility_scale))])
     if kind != "utilities":
         worst[1:] -= np.array(LIMITS[kind]) * (1 if kind == "average" else 1 - GAMMA)
-    for s in range(S):
-        for a in range(A):
-            if n[s, a]:
-                led_to = (data["s_next"] + S * data["terminated"])[(data["s"] == s) & (data["a"] == a)]
-                alpha = weights[int(np.ptp(led_to) > 0)]
-                P[s, a] = (P[s, a] + alpha * base) / (n[s, a] + alpha)
-            else:
-                P[s, a], gains[:, s, a] = 0, worst / (1 - GAMMA)
-    K = np.vstack([np.einsum("sa,sat->st", policy, P), base])
-    right = np.vstack([np.einsum("sa,ksa->sk", policy, gains), worst])
-    V = np.linalg.solve(np.eye(S + 1) - GAMMA * K, right).T[:, :S]
-    visits = np.linalg.solve((np.eye(S + 1) - GAMMA * K).T, np.append(rho0, 0))[:S]
+    n, counted = np.zeros((S, A)), np.zeros((S, A, S + 2))
+    np.add.at(n, (s, a), 1)
+    np.add.at(counted, (s, a, s_next), 1)
+    means = np.array([[[gain[(s == x) & (a == y), k].mean() if n[x, y] else 0.0 for y in range(A)] for x in range(S)]
+                      for k in range(3)])  # fmt: skip
+    adds = np.array([[(gain[s_next == t, k] - means[k, s[s_next == t], a[s_next == t]]).mean()
+                      if (s_next == t).any() else 0.0 for t in range(S + 2)] for k in range(3)])  # fmt: skip
+    visited = n.sum(axis=1) > 0
+    base = np.append((1 - unknown) * np.append(visited, [0, ended.any()]) / (visited.sum() + ended.any()), [])
+    base[S] = unknown
+    found = []
+    for smooth in (True, False):
+        P, gains = np.zeros((S, A, S + 2)), means.copy()
+        for x in range(S):
+            for y in range(A):
+                if not n[x, y]:
+                    gains[:, x, y] = worst / (1 - GAMMA)
+                    continue
+                alpha = weights[int((counted[x, y] > 0).sum() > 1)] if smooth else 0.0
+                P[x, y] = (counted[x, y] + alpha * base) / (n[x, y] + alpha)
+                gains[:, x, y] += alpha / (n[x, y] + alpha) * (adds @ base)
+        K = np.vstack([np.einsum("sa,sat->st", policy, P), base, np.zeros(S + 2)])
+        right = np.vstack([np.einsum("sa,ksa->sk", policy, gains), worst, np.zeros(3)])
+        V = np.linalg.solve(np.eye(S + 2) - GAMMA * K, right).T[:, :S]
+        visits = np.linalg.solve((np.eye(S + 2) - GAMMA * K).T, np.append(rho0, [0, 0]))[:S]
+        found.append((V @ rho0, V, visits))
+    (J, V, visits), (plain, _, _) = found
     unseen = (1 - GAMMA) * (visits @ (policy * (n == 0)).sum(axis=1))
-    return V @ rho0, V, visits, unseen
+    return np.minimum(J, plain), V, visits, unseen
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -195,7 +178,7 @@ def test_logged_first_states_add_their_error():
     assert (known.n_starts, logged.n_starts, given.n_starts) == (None, 40, None)
     policy = known.behaviour()
     a, b = known.value(policy), logged.value(policy)
-    spread = ((a.V - a.J[:, None]) ** 2 @ rho0) / 39
+    spread = ((a.V - (a.V @ rho0)[:, None]) ** 2 @ rho0) / 39
     assert b.error**2 == pytest.approx(a.error**2 + spread, rel=1e-9)
     single = Posterior.of(log, GAMMA, None, [0]).value(policy)
     assert (single.error > given.value(policy).error).all()
@@ -303,6 +286,67 @@ def test_unknown_states_are_reckoned_with_as_often_as_rows_lead_to_new_ones():
     assert episodes.unknown == pytest.approx(1 / 2)
 
 
+# ---- What is uncertain about a pair ----
+
+
+def spread_by_rows(data, gain, V, drawn):
+    """The variance that the rows of each pair do not show, and what is drawn back, row by row of the log."""
+    after = np.where(data["terminated"], 0.0, V[data["s_next"]])
+    y, pairs = gain + GAMMA * after, sorted(set(zip(data["s"], data["a"], strict=True)))
+    rows = [y[(data["s"] == s) & (data["a"] == a)] for s, a in pairs]
+    n, mean, own = (np.array([f(one) for one in rows]) for f in (len, np.mean, np.var))
+    spare = (n - 1).sum()
+    typical = (n * own).sum() / spare
+    # How far may all pairs have one variance? By the scatter of single squares.
+    squares = [(one - one.mean()) ** 2 for one in rows]
+    single = sum(((one - one.mean()) ** 2).sum() for one in squares) / spare
+    differ = ((own - own.mean()) ** 2).sum() / scipy.stats.chi2.ppf(PLAUSIBLE, len(n) - 1) - single * (1 / n).mean()
+    alike = single / (single + (n - 1) * max(differ, 0.0))
+    hidden = np.maximum((1 - alike) * own + alike * typical - own, 0.0)
+    # How far may the actions of a state be the same?
+    state, back = np.array([s for s, _ in pairs]), np.zeros(len(n))
+    groups = [state == s for s in set(state)]
+    away = sum(((mean[one] - mean[one].mean()) ** 2).sum() for one in groups)
+    freedom = sum(one.sum() - 1 for one in groups)
+    compared = np.array([(state == s).sum() > 1 for s in state])
+    tau = max(0.0, away / scipy.stats.chi2.ppf(PLAUSIBLE, freedom) - typical * (1 / n[compared]).mean())
+    for one in groups:
+        weight = 1 / (tau + typical / n[one])
+        centre = (weight * mean[one]).sum() / weight.sum()
+        back[one] = typical / (typical + n[one] * tau) * np.maximum(mean[one] - centre, 0.0)
+    return hidden, back if drawn else 0 * back
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_noise_and_what_is_drawn_back_are_those_of_the_rows(ends, drawn):
+    data = columns(80, ends=ends, noise=False)  # what varies in a pair varies with the next state alone
+    data["r"] = data["r"] + 0.3 * data["s_next"] * ~data["terminated"]
+    posterior = Posterior(make("total", data), GAMMA, np.eye(S)[0], None, drawn=drawn)
+    V = np.random.default_rng(2).normal(size=(3, S))
+    found = posterior.spread(V)
+    for k, gain in enumerate(np.column_stack([data["r"], -data["costs"]]).T):
+        hidden, back = spread_by_rows(data, gain, V[k], drawn)
+        assert np.allclose(found.hidden[k], hidden, rtol=1e-9, atol=1e-12)
+        assert np.allclose(found.flattery[k], back, rtol=1e-9, atol=1e-12)
+    assert found.hidden.max() > 0
+    assert (found.flattery.max() > 0) == drawn
+
+
+def test_an_accident_that_a_pair_has_not_shown_is_not_forgotten():
+    """Twenty actions with the same rare cost: those without one are as uncertain as the others."""
+    rng = np.random.default_rng(0)
+    a = np.tile(np.arange(20), 50)
+    cost = (rng.random(len(a)) < 0.05).astype(float)
+    log = Dataset.from_costs(0 * a, a, 0 * a, 0.0 * a, cost, 0.1, gamma=0.5, normalised=True, n_states=1, n_actions=20)
+    spared = np.flatnonzero(np.bincount(a, cost) == 0)
+    assert len(spared)
+    for drawn in (False, True):
+        value = Posterior(log, 0.5, np.ones(1), None, drawn=drawn).value(np.eye(20)[spared[:1]])
+        assert value.error[1] == pytest.approx(2 * np.sqrt(0.05 * 0.95 / 50), rel=0.2)
+        assert -value.J[1] == pytest.approx(2 * cost.mean() if drawn else 0.0, rel=0.01, abs=1e-12)
+
+
 # ---- Other logs ----
 
 
@@ -325,7 +369,7 @@ def test_other_logs_are_drawn_from_actions_that_differ_no_more_than_the_log_show
         assert spread[0] <= share.std() <= spread[1]
         # Rows of all actions together are as often as in the log.
         assert share.mean() == pytest.approx(posterior.log.s_next.mean(), abs=1e-12)
-        n = np.array([source.resampled(np.random.default_rng(k)).count for k in range(400)])
+        n = np.array([source.resampled(np.random.default_rng(k), np.zeros((2, 50))).count for k in range(400)])
         assert all((np.bincount(source.pair, one) == posterior.visits_of).all() for one in n[:5])
         assert np.allclose(n.mean(axis=0), source.count, atol=5 * np.sqrt(30 / 4 / 400))
 

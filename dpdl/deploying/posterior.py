@@ -315,6 +315,11 @@ class Posterior:
         return np.array([np.bincount(self.pair, one) for one in self.within]) / self.visits_of
 
     @cached_property
+    def reach(self) -> Array:
+        """The largest less the least reward and gains of a row, (1 + I,)."""
+        return np.ptp(self.extremes, axis=0) if self.inside.any() else np.zeros(len(self.inside))
+
+    @cached_property
     def arrival(self) -> Array:
         """What arriving in a state, or the end, adds to the reward and gains of a pair, on average, (1 + I, S + 1)."""
         size, apart = self.log.n_states + 1, self.count * (self.mean - self.gains[:, self.pair])
@@ -397,7 +402,8 @@ class Posterior:
             own = square + inside
             typical = float(own @ n) / spare
             squares = self.count * (apart + inside[self.pair] - own[self.pair]) ** 2
-            of_squares = (float(squares.sum()) + 2 * float(inside**2 @ n)) / spare
+            # Of rows with the same next state the log keeps no more than the variance: squares are at most reach^2.
+            of_squares = (float(squares.sum()) + self.reach[k] ** 2 * float(inside @ n)) / spare
             alike = _alike(own, n, of_squares, everywhere, n - 1)[0]
             hidden[k] = np.maximum((1 - alike) * own + alike * typical - square, 0.0)
             alike, centre = _alike(mean, n, typical, states, n)
@@ -488,7 +494,7 @@ class Posterior:
         """Return a posterior of the same pairs with other transitions, and with what was learned about all of them."""
         found = object.__new__(type(self))
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
-        known = {name: getattr(self, name) for name in ("weights", "unknown", "inside", "arrival")}
+        known = {name: getattr(self, name) for name in ("weights", "unknown", "inside", "reach", "arrival")}
         found.__dict__.update(known, **transitions)
         return found
 
