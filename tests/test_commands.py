@@ -178,13 +178,13 @@ def test_what_cannot_be_kept_is_infeasible_and_takes_the_old_policy_away(run):
 
 
 def test_too_little_data_has_its_own_code(run):
-    write_csv(clinic(60), "little.csv")
+    write_csv(clinic(120), "little.csv")
     tight = ["--cost", "icu days=0.75", "--cost", "side effects=3", "--limits", "total"]
     code, out, _ = run("solve", "little.csv", *TABLE, *tight, "--json", "-o", "answer")
     found = json.loads(out)
     assert (code, found["status"]) == (3, "NOT_ENOUGH_DATA")
     assert not Path("answer/policy.json").exists()
-    assert found["needed"]["n_transitions"] > 60
+    assert found["needed"]["n_transitions"] > 120
     report = Path("answer/report.html").read_text()
     assert "Not enough data" in report
     assert f"About {found['needed']['n_transitions']:,} transitions" in report

@@ -283,7 +283,7 @@ def certify(
     >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
     ...                          n_states=1, n_actions=2)
     >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
-    ('cost 0', '0.9989', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
+    ('cost 0', '0.9987', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
     return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
 

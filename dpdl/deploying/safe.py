@@ -107,7 +107,7 @@ def safe_policy(
     ...                          n_states=1, n_actions=2)
     >>> answer = safe_policy(log, gamma=0.5, rho0=[1.0])
     >>> answer.status.name, answer.policy.round(2).tolist()
-    ('CERTIFIED', [[0.51, 0.49]])
+    ('CERTIFIED', [[0.5, 0.5]])
     """
     solver = check.choice("solver", solver, SOLVERS)
     seconds = check.seconds("time_limit", time_limit)
