@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
 from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
