@@ -149,7 +149,9 @@ class Problem:
         """
         n_limits = len(self.limits)
         needed = n_limits if at_least is None else min(at_least, n_limits)
-        return self.least < 0.99 and int((self.figures(self.optimal_policy)[1] >= 1 - BINDS).sum()) >= needed
+        if self.least >= 0.99 or self.cmdp.solve().status != "optimal":
+            return False
+        return int((self.figures(self.optimal_policy)[1] >= 1 - BINDS).sum()) >= needed
 
     def infeasible(self, share: float = 0.8) -> Problem:
         """Return the problem whose limits are `share` times what the most careful policy reaches."""
