@@ -403,7 +403,7 @@ class Posterior:
             typical = float(own @ n) / spare
             squares = self.count * (apart + inside[self.pair] - own[self.pair]) ** 2
             # Of rows with the same next state the log keeps no more than the variance: squares are at most reach^2.
-            of_squares = (float(squares.sum()) + self.reach[k] ** 2 * float(inside @ n)) / spare
+            of_squares = (float(squares.sum()) + float(self.reach[k]) ** 2 * float(inside @ n)) / spare
             alike = _alike(own, n, of_squares, everywhere, n - 1)[0]
             hidden[k] = np.maximum((1 - alike) * own + alike * typical - square, 0.0)
             alike, centre = _alike(mean, n, typical, states, n)
@@ -517,7 +517,8 @@ def _alike(mean: Array, n: Array, typical: float, group: NDArray[np.int64], rows
         return np.full(len(mean), float(typical > 0)), centre[group]
     middle = (np.bincount(group, mean) / size)[group]
     squares = float(((mean - middle)[compared] ** 2).sum()) / float(chdtri(freedom, 1 - PLAUSIBLE))
-    differ = max(0.0, squares / typical - float((1 / n[compared]).mean()))  # tau^2, in units of `typical`
+    # tau^2, in units of `typical`; beyond the second bound all that follows is the same
+    differ = min(max(0.0, squares / typical - float((1 / n[compared]).mean())), 1e100)
     alike = 1 / (1 + rows * differ)
     weight = 1 / (differ + 1 / n)
     return alike, (np.bincount(group, weight * mean) / np.bincount(group, weight))[group]
