@@ -53,6 +53,7 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
         common = {"gamma": model.gamma, "rho0": model.rho0, "check_slater": False}
         plug_in = exact.plug_in(log, model.gamma, model.rho0)
         impossible = plug_in.solve().status == "infeasible"
+        assert impossible == (plug_in.slater() < 0)  # by another linear program
         results = [
             learn(log, **common, rng=0, T=3000),
             learn(log, **common, rng=0, T=300, psi=3, slater=0.3),
@@ -74,8 +75,8 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
     if kind == "generous":
         assert counted["infeasible"] == 0 < counted["kept"]
     if kind == "infeasible":
-        # By chance a log may show a model whose limits can just be kept (one of 200 does, by 0.0007).
-        assert counted["infeasible"] >= 0.95 * sum(counted.values())
+        # A log may show a model whose limits can just be kept, by chance (one of 200 does, by 0.0007).
+        assert counted["infeasible"] > counted["kept"] + counted["broken"]
 
 
 @MANY

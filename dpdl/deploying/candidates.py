@@ -8,8 +8,8 @@ at margins kappa, by a linear program for small models and by the planner for ot
 well. Pessimism b pays twice: a policy that stays where the log is rich has a smaller standard error, and profits less
 from noise.
 
-A next state from anywhere has the value base.V, one number for each gain. With these held at the values of the previous
-plan, the model is sparse: such a step ends the episode, with base.V as its last gain.
+What a next state from anywhere is worth is one number for each gain. With these held at the values of the previous plan
+(`Posterior.leaps`), the model is sparse: such a step ends the episode, with that number as its last gain.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ class Search:
 def optimism(certifier: Certifier, one: Tried) -> Array:
     """Return by how many standard errors the choice of a policy flatters its estimates, (1 + I,).
 
-    In logs that are drawn from the posterior the same choice is made: its estimate there, less its value in the model
-    that the logs are drawn from. The same difference for the policy itself, which was not chosen there and has none to
-    be expected, is subtracted, because it is most of the noise.
+    In logs that are drawn from the posterior the same choice is made: its estimate there, less the estimate by the
+    model that the logs are drawn from. The same difference for the policy itself, which was not chosen there and has
+    none to be expected, is subtracted, because it is most of the noise.
     """
     source, rng = certifier.posterior.source, np.random.default_rng(0)
     hidden = certifier.posterior.spread(one.value.V).hidden

@@ -18,20 +18,20 @@ smoothed, and one that keeps showing new next states is. Pairs whose rows all le
 own: a pair that has already shown two next states may well have no third one, where one with a single next state still
 hides its second.
 
+In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
+state is given the worst gain of a step and a next state from anywhere in turn.
+
 A pair whose few rows agree is no more certain than others. The variance of y among its rows is drawn towards that of
 all pairs, as far as the squares of its rows do not show that pairs differ in this,
 
-    noise(s,a) = (1-B) (variance of the pair's rows) + B (variance of all),   B = spread / (spread + n tau^2),
+    noise(s,a) = (1-B) (variance of the pair's rows) + B (variance of all),   B = scatter / (scatter + n tau^2),
 
-where spread is the variance of a single square and tau^2 the least plausible variance of the pairs' own ones. So an
+where scatter is the variance of a single square and tau^2 the least plausible variance of the pairs' own ones. So an
 accident that every pair may have, and that most have not shown, is not forgotten where it has not been seen. What never
 varies is taken to be fixed by state and action.
 
 If the policy is chosen on the log (`drawn`), y that looks better than under the other actions in the state is drawn
 back towards them in the same way, because the best of many looks better than it is.
-
-In the same way the log tells how often an outcome from anywhere leads to a state that it does not show at all. Such a
-state is given the worst gain of a step and a next state from anywhere in turn.
 
 A next state from anywhere may be a better one than those that the pair leads to. So the estimate is the lesser of this
 model's value and the plug-in model's.
@@ -423,7 +423,7 @@ class Posterior:
         best. Nothing if actions lead to different states, and a lot if they may all be the same.
         """
         rows = self._of_state(self.visits_of)[self.pair] - self.visits_of[self.pair]
-        _, there = np.unique(self._arrival, return_inverse=True)
+        _, there = np.unique(self._step, return_inverse=True)
         others = (np.bincount(there, self.count)[there] - self.count) / np.maximum(rows, 1.0)
         n, compared = self.visits_of[self.pair], self.count * (rows > 0)
         likely = [(self.count - 1 + weight * others + 1 / self.log.n_states) / (n + weight) for weight in COMMON]
@@ -431,7 +431,7 @@ class Posterior:
         return COMMON[int(np.flatnonzero(fit >= fit.max() - LESS_LIKELY)[-1])]
 
     @property
-    def _arrival(self) -> NDArray[np.int64]:
+    def _step(self) -> NDArray[np.int64]:
         """State and next state of each distinct transition, as one number, (G,)."""
         return self.state[self.pair] * (self.log.n_states + 1) + self.after
 
@@ -453,21 +453,21 @@ class Posterior:
     def _mixed(self) -> Posterior | None:
         """Return the model with every next state of its state for every pair; None if that is too large."""
         ends = self.log.n_states + 1
-        arrivals, there = np.unique(self._arrival, return_inverse=True)
-        first = np.searchsorted(arrivals, self.state * ends)
-        size = np.searchsorted(arrivals, (self.state + 1) * ends) - first
+        steps, there = np.unique(self._step, return_inverse=True)
+        first = np.searchsorted(steps, self.state * ends)
+        size = np.searchsorted(steps, (self.state + 1) * ends) - first
         if size.sum() > MOST_MIXED:
             return None
         pair = np.repeat(np.arange(len(size)), size)  # every pair with every next state of its state
-        arrival = np.arange(len(pair)) - (np.cumsum(size) - size - first)[pair]
-        after = arrivals[arrival] % ends
+        entry = np.arange(len(pair)) - (np.cumsum(size) - size - first)[pair]
+        after = steps[entry] % ends
         own = np.searchsorted(pair * ends + after, self.pair * ends + self.after)
         kept = self.visits_of / (self.visits_of + self.common)
-        all_rows = np.bincount(there, self.count)[arrival] / self._of_state(self.visits_of)[pair]
+        all_rows = np.bincount(there, self.count)[entry] / self._of_state(self.visits_of)[pair]
         count = (1 - kept)[pair] * self.visits_of[pair] * all_rows
         count[own] += kept[self.pair] * self.count
         mean = np.array([np.bincount(there, self.count * one) for one in self.mean]) / np.bincount(there, self.count)
-        mean = mean[:, arrival]
+        mean = mean[:, entry]
         mean[:, own] = self.mean
         return self._with(pair=pair, after=after, count=count, mean=mean)
 
@@ -495,7 +495,7 @@ class Posterior:
         found = object.__new__(type(self))
         found.__dict__.update({name: self.__dict__[name] for name in self.__dataclass_fields__})
         known = {name: getattr(self, name) for name in ("weights", "unknown", "inside", "reach", "arrival")}
-        found.__dict__.update(known, **transitions)
+        found.__dict__.update(known, within=np.zeros_like(transitions["mean"]), **transitions)  # `inside` has it
         return found
 
     def effective(self, value: Value, policy: Array) -> float:

@@ -289,7 +289,8 @@ class _Searches:
         The posterior mean draws the costs of thin logs up to their mean. The least cost of a plug-in model errs the
         other way, because it is the least of many that are noisy.
         """
-        posterior, z = self.certifier.posterior, NormalDist().inv_cdf(1 - self.certifier.delta)
+        posterior, n = self.certifier.posterior, len(self.certifier.thresholds)
+        z = NormalDist().inv_cdf(1 - self.certifier.delta / n)
         model = plug_in(posterior.log, posterior.gamma, posterior.rho0)
         policy = Planner(model, allowed=posterior.allowed()).most_careful(np.zeros(model.n_utilities)).policy
         found = Judge(posterior.log, model, posterior.n_starts is not None).of(policy)
