@@ -31,8 +31,8 @@ import scipy.optimize
 from dpdl import CMDP, Dataset, _core, exact
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.learning import practice
-from dpdl.learning.layout import Constants, Inputs, Layout
+from dpdl.learner import practice
+from dpdl.learner.layout import Constants, Inputs, Layout
 from dpdl.models.judgement import Judge, Standing
 from dpdl.result import without_noise
 from dpdl.settings import Settings
@@ -46,7 +46,7 @@ Point = tuple[Array, Array, Array]
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to start from nothing; steps are in the units of `dpdl.learning.practice`."""
+    """One way to start from nothing; steps are in the units of `dpdl.learner.practice`."""
 
     step_x: float = 0.3
     step_V: float = 0.1

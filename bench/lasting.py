@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from dpdl import Dataset, Result, Status, learn
-from dpdl.lasting import checkpoint
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint
+from dpdl.learner.run import Run
 from problems import LOOSE, make_log
 
 MAIN, WORKER, REFRESH = "main thread", "other thread", "during a refresh"

@@ -19,9 +19,9 @@ import numpy as np
 
 import cold
 from dpdl import CMDP, Dataset, Result, exact, instances
-from dpdl.learning import practice
-from dpdl.learning.layout import Inputs, Layout
-from dpdl.learning.run import Run
+from dpdl.learner import practice
+from dpdl.learner.layout import Inputs, Layout
+from dpdl.learner.run import Run
 from dpdl.result import Point, Status
 from dpdl.settings import Settings
 

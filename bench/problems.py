@@ -10,8 +10,8 @@ import numpy as np
 
 from dpdl import _core, exact
 from dpdl.data.dataset import Dataset
-from dpdl.learning.layout import Inputs, Layout
-from dpdl.learning.twin import Twin
+from dpdl.learner.layout import Inputs, Layout
+from dpdl.learner.twin import Twin
 from dpdl.result import Point
 from dpdl.settings import Settings
 

@@ -20,8 +20,6 @@ if find_spec("dpdl._core") is None:
 if TYPE_CHECKING:
     from dpdl import exact, instances, mixing, policy, sources, theory
     from dpdl.acting import Policy
-    from dpdl.checking.slater import SlaterEstimate, estimate_slater
-    from dpdl.checking.verification import Verification, verify
     from dpdl.data.builder import DatasetBuilder
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
@@ -35,14 +33,16 @@ if TYPE_CHECKING:
     from dpdl.deploying.frontier import Frontier, frontier
     from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
+    from dpdl.learner.adaptive import learn_adaptive
+    from dpdl.learner.learn import learn
+    from dpdl.learner.replicate import Replicas, Sweep, replicate, sweep
+    from dpdl.learner.resume import resume
+    from dpdl.learner.slater import SlaterEstimate, estimate_slater
+    from dpdl.learner.verify import Verification, verify
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
     from dpdl.result import Level, Point, Result, Status
-    from dpdl.running.adaptive import learn_adaptive
-    from dpdl.running.learn import learn
-    from dpdl.running.replicas import Replicas, Sweep, replicate, sweep
-    from dpdl.running.resume import resume
     from dpdl.settings import Settings
     from dpdl.sources.opening import open_log
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "": "exact instances mixing policy sources theory",
     "acting": "Policy",
-    "checking.slater": "SlaterEstimate estimate_slater",
-    "checking.verification": "Verification verify",
+    "learner.slater": "SlaterEstimate estimate_slater",
+    "learner.verify": "Verification verify",
     "data.builder": "DatasetBuilder",
     "data.dataset": "Dataset",
     "data.discretizer": "Discretizer",
@@ -71,10 +71,10 @@ _HOMES = {
     "models.judgement": "Judgement judge",
     "premises": "Premise",
     "result": "Level Point Result Status",
-    "running.adaptive": "learn_adaptive",
-    "running.learn": "learn",
-    "running.replicas": "Replicas Sweep replicate sweep",
-    "running.resume": "resume",
+    "learner.adaptive": "learn_adaptive",
+    "learner.learn": "learn",
+    "learner.replicate": "Replicas Sweep replicate sweep",
+    "learner.resume": "resume",
     "settings": "Settings",
     "sources.opening": "open_log",
 }

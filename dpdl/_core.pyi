@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl.learning.bins import Bins
-from dpdl.learning.layout import Layout
+from dpdl.learner.bins import Bins
+from dpdl.learner.layout import Layout
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from dpdl.data.dataset import Dataset
 from dpdl.instances import GridWorld, hazard_gridworld
+from dpdl.learner.learn import learn
 from dpdl.models.solution import Evaluation
 from dpdl.result import Result
-from dpdl.running.learn import learn
 from dpdl.settings import Settings
 
 #: The demo's choice: psi a little above C*, some conservatism.

@@ -101,8 +101,8 @@ class Settings:
     c_o, c_e : float
         Constants c_o (c'_o) of Theorem 4.1 (4.6) and c'_e of Proposition H.4, which the paper does not give.
     profile : {"theory", "practice"}
-        "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learning.practice`,
-        takes its steps in the phases of `dpdl.learning.phases` and returns the best point that was judged; its policy
+        "theory" is Algorithm 1 as the paper states it. "practice" starts from the plan of `dpdl.learner.practice`,
+        takes its steps in the phases of `dpdl.learner.phases` and returns the best point that was judged; its policy
         takes no action that the log does not show in a state that it shows, or whose probability is below 0.1%.
     tol : float, optional
         In practice: stop at the start or at the end of a phase if the gap on the plug-in model, relative to the reward

@@ -42,7 +42,7 @@ cdef enum:
     AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes up to which all data fits into the caches
 
-# Constants that dpdl.lasting.state needs.
+# Constants that dpdl.learner.state needs.
 BLOCK_SIZE = BLOCK
 N_MOMENTS = _lazy.N_MOMENTS
 N_TERMS = _lazy.N_TERMS
@@ -187,7 +187,7 @@ cdef class Core:
 
     Parameters
     ----------
-    layout : dpdl.learning.layout.Layout
+    layout : dpdl.learner.layout.Layout
         Packed log, coordinates and constants; never written to.
     sampler : Sampler
     V, log_lam : float64 arrays

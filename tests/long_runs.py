@@ -12,7 +12,7 @@ import pytest
 
 from dpdl import learn, resume
 from dpdl.data.dataset import Dataset
-from dpdl.running import driver
+from dpdl.learner import drive as driver
 
 
 def greedy_log(n_states=12, n_actions=4, n_records=300, *, seed=1, n_utilities=2):

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpdl import _core
 from dpdl.data.dataset import Dataset
-from dpdl.learning.layout import Inputs, Layout
+from dpdl.learner.layout import Inputs, Layout
 from dpdl.models.cmdp import CMDP
 from dpdl.result import Point
 from dpdl.settings import Settings

@@ -21,11 +21,10 @@ from dpdl import (
     theory,
     verify,
 )
-from dpdl.checking.verification import Verification
-from dpdl.lasting import checkpoint_file
+from dpdl.learner import adaptive, checkpoint_file
+from dpdl.learner.drive import drive
+from dpdl.learner.verify import Verification
 from dpdl.premises import Premise
-from dpdl.running import adaptive
-from dpdl.running.driver import drive
 from dpdl.settings import Settings
 from long_runs import bits
 from problems import random_log, random_walk

@@ -25,7 +25,7 @@ from dpdl import (
     verify,
 )
 from dpdl import _validation as check
-from dpdl.running.options import OptionKeywords
+from dpdl.learner.options import OptionKeywords
 from dpdl.settings import SettingKeywords
 from logs import make_log
 

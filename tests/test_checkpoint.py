@@ -25,7 +25,7 @@ from dpdl import learn, resume
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.files.atomic import FileLock
-from dpdl.lasting import checkpoint, checkpoint_file
+from dpdl.learner import checkpoint, checkpoint_file
 from dpdl.result import Status
 from dpdl.settings import Settings
 from long_runs import GOOD, LOG, RHO0, ForkServer, T, bits, break_off, greedy_log, run

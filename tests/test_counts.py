@@ -110,7 +110,7 @@ def test_folders_and_pickles_carry_counts(counted, tmp_path):
 
 @pytest.mark.parametrize("order", ["replacement", "shuffle"])
 def test_records_are_drawn_in_proportion_to_their_counts(counted, order):
-    from dpdl.learning.layout import Inputs, Layout
+    from dpdl.learner.layout import Inputs, Layout
     from dpdl.settings import Settings
 
     settings = Settings(gamma=GAMMA, psi=30, slater=0.2, T=10, order=order)

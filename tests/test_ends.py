@@ -203,7 +203,7 @@ def test_a_folder_of_the_previous_format_opens(tmp_path):
 @pytest.mark.parametrize("psi", [1.5, 40])
 @pytest.mark.parametrize("kappa", [0.0, 0.3])
 def test_core_twin_and_eager_step_agree(log, psi, kappa):
-    from dpdl.learning.twin import Twin
+    from dpdl.learner.twin import Twin
 
     settings = Settings(gamma=GAMMA, psi=psi, slater=0.3, T=3000, kappa=kappa, eta=0.05, floor=1e-3)
     runs = {kind: Run(kind, log, settings, seed=3) for kind in ("lazy", "eager")}

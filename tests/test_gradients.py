@@ -15,9 +15,9 @@ import pytest
 
 from dpdl import exact
 from dpdl.data.reference import estimate_reference
-from dpdl.learning.twin import Twin
+from dpdl.learner.learn import learn
+from dpdl.learner.twin import Twin
 from dpdl.result import Point
-from dpdl.running.learn import learn
 from dpdl.settings import Settings
 from problems import Run, random_log
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from dpdl import _core, resume
-from dpdl.lasting import checkpoint_file
-from dpdl.lasting import progress as _progress
-from dpdl.learning import layout as layouts
+from dpdl.learner import checkpoint_file
+from dpdl.learner import drive as driver
+from dpdl.learner import layout as layouts
+from dpdl.learner import progress as _progress
 from dpdl.result import Status
-from dpdl.running import driver
 from long_runs import LOG, T, bits, run
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -527,7 +527,7 @@ def test_however_often_it_is_pressed_the_result_is_not_lost(tmp_path):
     lost = script(f"""
         import contextlib
         from pathlib import Path
-        from dpdl.lasting import checkpoint_file
+        from dpdl.learner import checkpoint_file
         from test_interruption import Finger, assert_right, run
         for k in range(12):
             path, result = Path({str(tmp_path)!r}, str(k)), None

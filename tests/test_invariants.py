@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpdl.data.dataset import Dataset
+from dpdl.learner.learn import learn
 from dpdl.result import Status
-from dpdl.running.learn import learn
 from problems import CORES, Run, excess, random_log, resolved
 
 

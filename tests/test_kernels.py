@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import minimize
 
 from dpdl import _core
-from dpdl.learning import twin
-from dpdl.learning.twin import Twin
+from dpdl.learner import twin
+from dpdl.learner.twin import Twin
 from problems import CORES, Run, random_log, resolved
 
 EPS = np.finfo(float).eps

@@ -8,7 +8,7 @@ import pytest
 
 from dpdl import _core, exact, instances
 from dpdl.data.dataset import Dataset
-from dpdl.learning.bins import OWN_BINS, Bins
+from dpdl.learner.bins import OWN_BINS, Bins
 from long_runs import greedy_log
 from problems import Run, random_log, resolved
 

@@ -14,7 +14,7 @@ import pytest
 from dpdl import _core, learn
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import estimate_reference
-from dpdl.lasting import progress as _progress
+from dpdl.learner import progress as _progress
 from dpdl.result import Point, Status
 from dpdl.settings import Settings
 from long_runs import bits

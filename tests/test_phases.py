@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from dpdl import Settings, exact, instances, learn, learn_adaptive, replicate, resume
-from dpdl.lasting import checkpoint, checkpoint_file
-from dpdl.learning import phases, practice
-from dpdl.learning.layout import Inputs, Layout
-from dpdl.learning.run import NOTHING_BETTER, Run
+from dpdl.learner import checkpoint, checkpoint_file, phases, practice
+from dpdl.learner.layout import Inputs, Layout
+from dpdl.learner.run import NOTHING_BETTER, Run
 from dpdl.models import restricted
 from dpdl.policy import from_occupancy
 from dpdl.result import Point

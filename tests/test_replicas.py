@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
-from dpdl.lasting import progress
-from dpdl.lasting.plan import PLAN
-from dpdl.learning import practice
-from dpdl.learning.layout import Coordinates
-from dpdl.running import pool as pool_module
+from dpdl.learner import pool as pool_module
+from dpdl.learner import practice, progress
+from dpdl.learner.layout import Coordinates
+from dpdl.learner.plan import PLAN
 from long_runs import bits
 from problems import random_log
 

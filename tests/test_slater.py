@@ -15,7 +15,7 @@ import pytest
 from scipy.optimize import linprog
 
 from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn
-from dpdl.checking import slater
+from dpdl.learner import slater
 from dpdl.models import linear_programs as programs
 
 GAMMA = 0.6
@@ -278,7 +278,7 @@ def test_failures_of_the_solver_cost_tightness_and_nothing_else(monkeypatch):
         raise RuntimeError("HiGHS could not solve the linear program")
 
     monkeypatch.setattr(programs, "penalised_margin", gives_up)
-    monkeypatch.setattr("dpdl.checking.slater.slater", gives_up)
+    monkeypatch.setattr("dpdl.learner.slater.slater", gives_up)
     found = estimate_slater(log, gamma=GAMMA, rho0=cmdp.rho0, psi=4)
     assert math.isnan(found.estimate)
     assert found.lower <= worst_utility(cmdp, found.policy)
@@ -369,12 +369,12 @@ def test_a_right_slater_at_its_cap_is_not_contradicted_when_nothing_else_is_unce
 
 def test_the_check_can_be_asked_for_and_declined(monkeypatch):
     asked = []
-    monkeypatch.setattr("dpdl.checking.slater.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
+    monkeypatch.setattr("dpdl.learner.slater.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
     log = BANDIT.sample(100, [[0.5, 0.5]], rng=0)
     common = {"gamma": 0.5, "psi": 2, "slater": 0.4, "T": 10, "rho0": [1.0], "rng": 0}
     for check, quick, expected in ((None, True, 1), (None, False, 0), (True, False, 1), (False, True, 0)):
         asked.clear()
-        monkeypatch.setattr("dpdl.running.driver.quick_to_check", lambda _, quick=quick: quick)
+        monkeypatch.setattr("dpdl.learner.drive.quick_to_check", lambda _, quick=quick: quick)
         result = learn(log, **common, check_slater=check)
         assert (len(asked), len(result.notes)) == (expected, expected)
     # No utilities, or a single record: nothing to ask.
@@ -388,7 +388,7 @@ def test_the_check_can_be_asked_for_and_declined(monkeypatch):
 
 
 def test_the_check_is_quick_by_default_up_to_two_thousand_pairs():
-    from dpdl.checking.slater import quick_to_check
+    from dpdl.learner.slater import quick_to_check
 
     for n_states, expected in ((1000, True), (1001, False)):
         log = Dataset([0, 0], [0, 0], [0, 0], [0, 0], [[0], [0]], n_states=n_states, n_actions=2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpdl import learn, resume
-from dpdl.lasting import checkpoint_file
+from dpdl.learner import checkpoint_file
 from dpdl.result import Point, Status
 from long_runs import greedy_log, nudge
 from problems import ORDERS, random_log

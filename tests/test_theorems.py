@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 from dpdl import theory
 from dpdl.data.reference import Reference
-from dpdl.learning.layout import Constants
-from dpdl.running import adaptive
+from dpdl.learner import adaptive
+from dpdl.learner.layout import Constants
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
 sys.path.append(str(Path(__file__).parent.parent / "bench"))

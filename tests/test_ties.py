@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, _core, learn
-from dpdl.learning.twin import Twin
+from dpdl.learner.twin import Twin
 from dpdl.result import Point
 from exact_run import ExactRun
 from problems import CORES, Run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpdl.data.dataset import Dataset
-from dpdl.learning.twin import Twin
+from dpdl.learner.twin import Twin
 from problems import CORES, ORDERS, Run, random_log, resolved
 
 N_STEPS = 10_000

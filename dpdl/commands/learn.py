@@ -9,11 +9,11 @@ from typing import Any
 
 from dpdl.commands.logs import initial, opened
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, plain, show
+from dpdl.learner import adaptive
+from dpdl.learner import learn as learning
+from dpdl.learner import resume as resuming
 from dpdl.recording import Recorder
 from dpdl.result import Result, Status
-from dpdl.running import adaptive
-from dpdl.running import learn as learning
-from dpdl.running import resume as resuming
 
 POLICY, RESULT, PICTURE = "policy.json", "result.json", "convergence.png"
 SETTINGS = ("gamma", "psi", "slater", "T", "eps", "kappa", "floor", "order", "profile", "mixing_time")

@@ -35,11 +35,11 @@ from dpdl.deploying.answer import SOLVERS, Answer, AnswerStatus, Candidate, Need
 from dpdl.deploying.candidates import DEVIATIONS, LP_PAIRS, PESSIMISM, Plans, Search, Tried, optimism
 from dpdl.deploying.certificate import Certificate, Certifier, Range
 from dpdl.deploying.posterior import Posterior, Value
+from dpdl.learner.learn import learn
 from dpdl.models.judgement import MOST_PAIRS, Judge
 from dpdl.models.planner import Planner
 from dpdl.models.plug_in import plug_in
 from dpdl.models.status_line import StatusLine
-from dpdl.running.learn import learn
 
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5

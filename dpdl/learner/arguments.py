@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.learning import practice
-from dpdl.learning.layout import InputKeywords, Inputs
-from dpdl.running.options import OptionKeywords, Options
+from dpdl.learner import practice
+from dpdl.learner.layout import InputKeywords, Inputs
+from dpdl.learner.options import OptionKeywords, Options
 from dpdl.settings import SettingKeywords, Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -23,8 +23,8 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import INT32_MAX
 from dpdl.data.reference import Reference, estimate_reference
-from dpdl.learning import practice
-from dpdl.learning.bins import Bins
+from dpdl.learner import practice
+from dpdl.learner.bins import Bins
 from dpdl.mixing.estimate import estimate_mixing_time
 from dpdl.premises import Facts
 from dpdl.result import Point, SparseTable

@@ -18,11 +18,11 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.learner import averages
+from dpdl.learner.arguments import RunKeywords, accepts, parse, refuse_unknown
+from dpdl.learner.averages import Spread
+from dpdl.learner.jobs import Jobs
 from dpdl.result import Result
-from dpdl.running import averages
-from dpdl.running.arguments import RunKeywords, accepts, parse, refuse_unknown
-from dpdl.running.averages import Spread
-from dpdl.running.jobs import Jobs
 from dpdl.settings import Settings
 
 

@@ -32,7 +32,7 @@ The arrays, for a run over n coordinates in b bins, S states, I utilities and N 
                                                                 merit, bound, reward, and time beyond the caps
     base_x (n), base_V (S), base_lam (I), base_figures (4)      the same of the point that the phase started at
 
-Everything else follows from the data set. The core checks nothing, so `dpdl.lasting.state` checks the arrays before
+Everything else follows from the data set. The core checks nothing, so `dpdl.learner.state` checks the arrays before
 the core gets them: a correct checksum does not say who wrote the file.
 """
 
@@ -51,11 +51,10 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.files.atomic import FileLock, remove_leftovers
-from dpdl.lasting import checkpoint_file, state
-from dpdl.learning import phases
-from dpdl.learning.layout import KNOWABLE, Inputs, Layout
-from dpdl.learning.phases import Judged, Phase, Start
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint_file, phases, state
+from dpdl.learner.layout import KNOWABLE, Inputs, Layout
+from dpdl.learner.phases import Judged, Phase, Start
+from dpdl.learner.run import Run
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.

@@ -1,6 +1,6 @@
 """What the state of a run must satisfy, checked before a run is resumed from a state that was read from a file.
 
-`restore` puts the arrays of a checkpoint into a core; `dpdl.lasting.checkpoint` and src_cython/_lazy.pxd define them.
+`restore` puts the arrays of a checkpoint into a core; `dpdl.learner.checkpoint` and src_cython/_lazy.pxd define them.
 The core trusts its inputs, so everything that follows from the algorithm is checked here: indices and counts in their
 ranges; V, lam and x in their sets; derived arrays (z, lam, factor, moments, running sums, power sums) equal to what
 they are derived from; averages inside the sets that they are averages over. A state that passes need not be the one
@@ -23,8 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _core
 from dpdl._validation import Array
-from dpdl.learning.layout import FEASIBLE, Layout
-from dpdl.learning.run import Run
+from dpdl.learner.layout import FEASIBLE, Layout
+from dpdl.learner.run import Run
 
 Arrays = dict[str, NDArray[Any]]
 

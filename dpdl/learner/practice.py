@@ -7,7 +7,7 @@ start some thousands of visits to each pair earn little where information travel
 to study, and to run on fresh data at its own budgets.
 
 **Ours** (``profile="practice"``): everything below. The same step starts from a saddle point of the plug-in problem
-and is taken in natural units over reshuffled rows, in phases (`dpdl.learning.phases`). No theorem covers this; each
+and is taken in natural units over reshuffled rows, in phases (`dpdl.learner.phases`). No theorem covers this; each
 phase is judged on the plug-in model instead (`dpdl.models.judgement`), and the best point, start included, is returned.
 Where the plan is exact the phases find nothing better and the result says so; they pay where it is not. It is the one
 to use for an answer from a given log: reward, constraints and a bound of what is missing are estimated with it.

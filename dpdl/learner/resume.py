@@ -8,13 +8,12 @@ from typing import Any, Unpack
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.lasting import checkpoint
-from dpdl.lasting.interrupts import Interrupts
+from dpdl.learner import adaptive, checkpoint
+from dpdl.learner.arguments import accepts, refuse_unknown
+from dpdl.learner.drive import drive
+from dpdl.learner.interrupts import Interrupts
+from dpdl.learner.options import OptionKeywords, Options
 from dpdl.result import Result
-from dpdl.running import adaptive
-from dpdl.running.arguments import accepts, refuse_unknown
-from dpdl.running.driver import drive
-from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import Settings
 
 

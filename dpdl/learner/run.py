@@ -9,9 +9,9 @@ import numpy as np
 
 from dpdl import _core
 from dpdl._validation import Array
-from dpdl.learning import phases
-from dpdl.learning.layout import Layout
-from dpdl.learning.phases import Judged, Phase, Start
+from dpdl.learner import phases
+from dpdl.learner.layout import Layout
+from dpdl.learner.phases import Judged, Phase, Start
 from dpdl.premises import guarantee, premises
 from dpdl.result import MESSAGES, Result, Status
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import remove_leftovers
-from dpdl.lasting import checkpoint_file
-from dpdl.lasting.checkpoint import ARITHMETIC
+from dpdl.learner import checkpoint_file
+from dpdl.learner.checkpoint import ARITHMETIC
 
 #: Name of the file.
 PLAN = "plan"

@@ -22,20 +22,19 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
-from dpdl.checking.verification import verify
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
 from dpdl.files.atomic import FileLock
-from dpdl.lasting import checkpoint, plan
-from dpdl.lasting.interrupts import Interrupts
-from dpdl.learning import practice
-from dpdl.learning.layout import Inputs, Layout, estimated_mixing_time
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint, plan, practice
+from dpdl.learner.arguments import accepts, parse, refuse_unknown
+from dpdl.learner.drive import drive, refuse_infeasible
+from dpdl.learner.interrupts import Interrupts
+from dpdl.learner.layout import Inputs, Layout, estimated_mixing_time
+from dpdl.learner.options import OptionKeywords, Options
+from dpdl.learner.run import Run
+from dpdl.learner.verify import verify
 from dpdl.premises import Premise, combined
 from dpdl.result import FINISHED, MESSAGES, Level, Point, Result, Status
-from dpdl.running.arguments import accepts, parse, refuse_unknown
-from dpdl.running.driver import drive, refuse_infeasible
-from dpdl.running.options import OptionKeywords, Options
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
 from dpdl.theory import Problem
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from dpdl import _core
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.learning.layout import Constants, Layout
+from dpdl.learner.layout import Constants, Layout
 from dpdl.models.judgement import MOST_PAIRS, TOLERANCE, Dual, Judge, tolerances
 from dpdl.models.plug_in import plug_in
 from dpdl.result import without_noise

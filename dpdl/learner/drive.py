@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from dpdl import _core
-from dpdl.checking.slater import can_be_checked, contradiction, quick_to_check
 from dpdl.files.atomic import FileLock
-from dpdl.lasting import checkpoint
-from dpdl.lasting.interrupts import Interrupts, was_interrupted
-from dpdl.lasting.progress import Progress
-from dpdl.learning import practice
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint, practice
+from dpdl.learner.interrupts import Interrupts, was_interrupted
+from dpdl.learner.options import Options
+from dpdl.learner.progress import Progress
+from dpdl.learner.run import Run
+from dpdl.learner.slater import can_be_checked, contradiction, quick_to_check
 from dpdl.models import highs
 from dpdl.result import FINISHED, Result, SparseTable, Status
-from dpdl.running.options import Options
 
 #: Longest time that the core runs before it returns to Python, in seconds.
 CHUNK_SECONDS = 0.02

@@ -5,7 +5,7 @@ Version 1 of the format, all numbers little-endian:
     8 bytes     b"DPDLCKPT"
     4 bytes     version of the format (uint32), now 1
     8 bytes     length of the header (uint64)
-    header      one JSON object (ASCII): see `dpdl.lasting.checkpoint`; and "arrays": a list of [name, dtype, shape]
+    header      one JSON object (ASCII): see `dpdl.learner.checkpoint`; and "arrays": a list of [name, dtype, shape]
     arrays      their bytes, one after the other, in that order
     32 bytes    SHA-256 of everything before it
 

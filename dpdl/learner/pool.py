@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from dpdl.data.dataset import Dataset
-from dpdl.lasting.interrupts import Interrupts, was_interrupted
-from dpdl.lasting.progress import Progress
+from dpdl.learner.interrupts import Interrupts, was_interrupted
+from dpdl.learner.progress import Progress
 from dpdl.result import Result, Status
 
 #: Seconds between two polls for finished tasks and for Ctrl-C.

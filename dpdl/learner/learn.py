@@ -8,13 +8,13 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.lasting import checkpoint, checkpoint_file
-from dpdl.lasting.interrupts import Interrupts
-from dpdl.learning.layout import Layout
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint, checkpoint_file
+from dpdl.learner.arguments import RunKeywords, accepts, parse, refuse_unknown
+from dpdl.learner.drive import drive
+from dpdl.learner.interrupts import Interrupts
+from dpdl.learner.layout import Layout
+from dpdl.learner.run import Run
 from dpdl.result import Result
-from dpdl.running.arguments import RunKeywords, accepts, parse, refuse_unknown
-from dpdl.running.driver import drive
 from dpdl.settings import Settings
 
 
@@ -30,7 +30,7 @@ def learn(
 
     With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. If any of them is missing, or `tol` is given,
     what is missing is found from the data, and so are a starting point, step sizes and a margin; steps are taken in
-    phases, and the best point that was judged is returned: `dpdl.learning.practice` says how, and what each way is good
+    phases, and the best point that was judged is returned: `dpdl.learner.practice` says how, and what each way is good
     for.
     Either way the policy is judged on the plug-in model of the log, and the result says what was estimated.
 

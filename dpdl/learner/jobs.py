@@ -14,16 +14,15 @@ import numpy as np
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import FileLock
-from dpdl.lasting import checkpoint, plan
-from dpdl.lasting.interrupts import Interrupts
-from dpdl.lasting.progress import Progress
-from dpdl.learning.layout import Inputs, Layout
-from dpdl.learning.run import Run
+from dpdl.learner import checkpoint, plan, pool
+from dpdl.learner.arguments import parse
+from dpdl.learner.drive import drive
+from dpdl.learner.interrupts import Interrupts
+from dpdl.learner.layout import Inputs, Layout
+from dpdl.learner.options import Options
+from dpdl.learner.progress import Progress
+from dpdl.learner.run import Run
 from dpdl.result import Point, Result
-from dpdl.running import pool
-from dpdl.running.arguments import parse
-from dpdl.running.driver import drive
-from dpdl.running.options import Options
 from dpdl.settings import Settings
 
 

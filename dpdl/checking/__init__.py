@@ -1,1 +1,0 @@
-"""Checks of a run against data: VERIFY (Algorithm 3) and the Slater constant."""

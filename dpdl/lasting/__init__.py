@@ -1,1 +1,0 @@
-"""Support for long runs: progress, interruption, checkpoints."""

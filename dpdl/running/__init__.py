@@ -1,1 +1,0 @@
-"""The calls that take steps: one run, Algorithm 2, replicas and sweeps."""
