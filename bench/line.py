@@ -153,7 +153,7 @@ def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
     found["theory"] = lambda problem: by_learning(
         problem,
         seed,
-        **{"profile": "theory", "psi": PSI, "slater": SLATER, "T": min(MOST_STEPS, VISITS * problem.model.r.size)},
+        **{"psi": PSI, "slater": SLATER, "T": min(MOST_STEPS, VISITS * problem.model.r.size)},
     )
     found["learn"] = lambda problem: by_learning(problem, seed)
     return found

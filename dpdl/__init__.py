@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
-    from dpdl.learner.learn import learn
+    from dpdl.learner.checkpoint import Peek, peek
+    from dpdl.learner.learn import learn, resume
     from dpdl.learner.replicate import Replicas, Sweep, replicate, sweep
-    from dpdl.learner.resume import resume
     from dpdl.learner.slater import SlaterEstimate, estimate_slater
     from dpdl.learner.verify import Verification, verify
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
-    from dpdl.result import Level, Point, Result, Status
+    from dpdl.result import Level, Point, Result
     from dpdl.settings import Settings
     from dpdl.sources.opening import open_log
+    from dpdl.stopping import Status
 
     __version__: str
 
@@ -70,12 +71,13 @@ _HOMES = {
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
-    "result": "Level Point Result Status",
+    "result": "Level Point Result",
     "learner.adaptive": "learn_adaptive",
-    "learner.learn": "learn",
+    "learner.checkpoint": "Peek peek",
+    "learner.learn": "learn resume",
     "learner.replicate": "Replicas Sweep replicate sweep",
-    "learner.resume": "resume",
     "settings": "Settings",
+    "stopping": "Status",
     "sources.opening": "open_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -93,6 +95,7 @@ __all__ = [
     "Judgement",
     "Labels",
     "Level",
+    "Peek",
     "Point",
     "Policy",
     "Premise",
@@ -119,6 +122,7 @@ __all__ = [
     "learn_adaptive",
     "mixing",
     "open_log",
+    "peek",
     "policy",
     "replicate",
     "resume",

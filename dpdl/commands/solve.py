@@ -14,7 +14,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
 from dpdl.deploying.certificate import certify as certificate_of
 from dpdl.deploying.safe import safe_policy
-from dpdl.learner.interrupts import Interrupts
+from dpdl._core import Interrupts
 from dpdl.report import write_report
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
