@@ -4,7 +4,7 @@ Rewards and utilities are affine in the stored columns v, so that one packed log
 
     r = reward_slope v_r,    u_i = (v_i - share_i) slope_i
 
-with one share for rows that go on and one for rows that end their episode. `Affine` in dpdl.learning.layout holds these
+with one share for rows that go on and one for rows that end their episode. `Affine` in dpdl.learner.layout holds these
 numbers; utilities that are stored as such have the share 0 and the slope 1.
 """
 
