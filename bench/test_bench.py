@@ -53,7 +53,7 @@ def test_root_finder(benchmark, subproblem):
 
 def test_lam_update(benchmark):
     u = np.random.default_rng(0).uniform(-1, 1, 20)
-    log_lam, lam = benchmark(_core.lam_update, np.zeros(20), u, 0.0, 1.0, 0.01, 40.0)
+    log_lam, lam = benchmark(_core.lam_update, np.zeros(20), u, 1.0, 0.01, 40.0)
     assert np.allclose(lam, np.exp(log_lam))
 
 

@@ -85,7 +85,14 @@ class Core:
 class EagerCore(Core):
     log_x: Array
     def __init__(
-        self, layout: Layout, sampler: Sampler, log_x: Array, V: Array, log_lam: Array, refresh: int = ...
+        self,
+        layout: Layout,
+        sampler: Sampler,
+        log_x: Array,
+        V: Array,
+        log_lam: Array,
+        refresh: int = ...,
+        printed_sign: bool = ...,
     ) -> None: ...
 
 class LazyCore(Core):
@@ -123,9 +130,7 @@ def rollout(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]: ...
 def x_update(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> XUpdate: ...
 def find_root(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> Root: ...
-def lam_update(
-    log_lam: Array, u: Array, margin: float, weight: float, rate: float, radius: float
-) -> tuple[Array, Array]: ...
+def lam_update(log_lam: Array, u: Array, weight: float, rate: float, radius: float) -> tuple[Array, Array]: ...
 def V_update(
     V: Array, initial: int, s: int, s_next: int, weight: float, gamma: float, rate: float, radius: float
 ) -> Array: ...

@@ -62,6 +62,7 @@ cdef _duals.Multiplier multiplier
 cdef _random.Column column
 cdef _lazy.Member member
 cdef _model.Head head
+cdef _model.Utility utility
 VALUE_DTYPE = layout_of(
     sizeof(_duals.Value),
     v=(<char *> &value.v - <char *> &value, "f8"),
@@ -99,6 +100,12 @@ HEAD_DTYPE = layout_of(
     pair=(<char *> &head.pair - <char *> &head, "i4"),
     s_next=(<char *> &head.s_next - <char *> &head, "i4"),
     r=(<char *> &head.r - <char *> &head, "f8"),
+)
+UTILITY_DTYPE = layout_of(
+    sizeof(_model.Utility),
+    share=(<char *> &utility.share - <char *> &utility, "(2,)f8"),
+    slope=(<char *> &utility.slope - <char *> &utility, "f8"),
+    column=(<char *> &utility.column - <char *> &utility, "i8"),
 )
 if sizeof(_sums.Sum) != 16 or sizeof(_model.Counters) != 8 * len(COUNTERS) or sizeof(_lazy.Member) != 64:
     raise ImportError("the C compiler has laid out a struct in an unexpected way")
@@ -199,7 +206,7 @@ cdef class Core:
     cdef _duals.Multiplier *lam
     cdef _model.Counters *counters
     cdef readonly object layout, V_rows, lam_rows, counts
-    cdef object record_bytes
+    cdef object record_bytes, utilities, u
     cdef readonly Sampler sampler
     # Record numbers and initial states, drawn in blocks; those from `used` on are not used yet.
     cdef int64_t drawn[BLOCK]
@@ -215,8 +222,14 @@ cdef class Core:
         self.model.stride = records.strides[0]
         self.model.n_utilities = len(log_lam)
         self.model.gamma = constants.gamma
-        self.model.V_here = constants.V_here
-        self.model.V_next = constants.V_next
+        affine = constants.affine
+        self.utilities = np.zeros(len(log_lam), dtype=UTILITY_DTYPE)
+        self.utilities["share"] = affine.share.T
+        self.utilities["slope"] = affine.slope
+        self.utilities["column"] = affine.columns
+        self.model.utility = <const _model.Utility *> address(self.utilities)
+        self.model.reward_slope = affine.reward_slope
+        self.u = aligned(len(log_lam), np.float64)
         self.model.margin = constants.margin
         self.model.end_margin = constants.end_margin
         self.model.rate_V = constants.rate_V
@@ -343,13 +356,16 @@ cdef class EagerCore(Core):
     refresh : int, optional
         Steps between full recomputations of the running sums. In between, each sum accumulates one rounding for each
         changed term: an error of at most refresh * 2^-53 of its bound, 1e-11 at the default.
+    printed_sign : bool
+        Take g_x as equation (9) prints it, with r + gamma V(s) - V(s'), to show that this fails.
     """
 
     cdef _eager.Eager eager
     cdef readonly object log_x, x_values, sums, since
     cdef object log_cap
 
-    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16):
+    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16,
+                 bint printed_sign=False):
         super().__init__(layout, sampler, V, log_lam)
         self.log_x = np.array(log_x, dtype=np.float64)
         self.x_values = np.exp(self.log_x)
@@ -367,6 +383,8 @@ cdef class EagerCore(Core):
         self.eager.V = self.V
         self.eager.lam = self.lam
         self.eager.counters = self.counters
+        self.eager.u = <double *> address(self.u)
+        self.eager.V_here, self.eager.V_next = (self.model.gamma, -1.0) if printed_sign else (-1.0, self.model.gamma)
         self.eager.refresh = refresh
         _eager.recompute_sums(&self.eager)
 
@@ -462,6 +480,7 @@ cdef class LazyCore(Core):
         self.lazy.reach = reach
         self.lazy.refresh = layout.refresh if refresh is None else refresh
         self.lazy.counters = self.counters
+        self.lazy.u = <double *> address(self.u)
         with nogil:
             _lazy.refresh(&self.lazy, 0)
         self.counts[:] = 0

@@ -20,13 +20,11 @@ ctypedef struct Multiplier:     # lam of one utility
     Sum sum
 
 
-cdef inline double advantage(double r, const double *u, int64_t n, double V_s, double V_next, const Multiplier *lam,
-                             double here, double there, double margin) noexcept nogil:
-    """r - V(s) + gamma V(s') + <u^kappa, lam>: mu_hat(s,a) times the one nonzero entry of g_x (here -1, there gamma)"""
+cdef inline double advantage(double total, const double *u, const Multiplier *lam, int64_t n) noexcept nogil:
+    """r - V(s) + gamma V(s') + <u, lam>, the first three terms in `total`: mu_hat(s,a) g_x(s,a)."""
     cdef int64_t i
-    cdef double total = r + here * V_s + there * V_next
     for i in range(n):
-        total += (u[i] - margin) * lam[i].lam
+        total += u[i] * lam[i].lam
     return total
 
 
@@ -63,14 +61,14 @@ cdef inline void update_V(Value *V, int64_t now, int64_t initial, int64_t s, int
     V[s].v = clip(V[s].v, radius)
 
 
-cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double margin, double weight, double rate,
+cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double weight, double rate,
                             double radius) noexcept nogil:
-    """lam <- lam exp(-rate w (u - margin)), scaled down to sum R_L if above."""
+    """lam <- lam exp(-rate w u), scaled down to sum R_L if above."""
     cdef int64_t i
     cdef double total = 0.0, top = -1e308, scale
     for i in range(n):
         add(&lam[i].sum, lam[i].lam)
-        lam[i].log -= rate * (weight * (u[i] - margin))
+        lam[i].log -= rate * (weight * u[i])
         if lam[i].log > top:
             top = lam[i].log
         lam[i].lam = exp(lam[i].log)

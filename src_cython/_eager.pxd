@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V, value_after
 from _kkt cimport OK, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
-from _model cimport Counters, Head, Model, margin, utilities
+from _model cimport Counters, Head, Model, read_utilities
 from _sums cimport Sum, add, reset, value
 
 ctypedef struct Eager:
@@ -25,6 +25,9 @@ ctypedef struct Eager:
     Value *V
     Multiplier *lam
     Counters *counters
+    double *u                   # u^kappa of the present row
+    double V_here               # coefficients of V(s) and V(s') in g_x: -1 and gamma, or as equation (9) prints them
+    double V_next
     int64_t refresh             # steps between full recomputations of total and weighted
     int64_t j                   # the sampled pair, for moments_at
 
@@ -112,17 +115,19 @@ cdef inline int update_x(Eager *e, const Model *m, int64_t j, double step, int64
 
 cdef inline int step(Eager *e, const Model *m, const Head *h, int64_t initial) noexcept nogil:
     """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
-    cdef const double *u = utilities(h)
     cdef int64_t j = h.pair, s = e.state[h.pair], s_next = h.s_next
     cdef int64_t now = e.counters.steps + 1         # averages over the steps before `now` include the old iterate
     cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
-    cdef double g_x = e.c[j] * advantage(h.r, u, m.n_utilities, e.V[s].v, value_after(e.V, s_next), e.lam,
-                                         m.V_here, m.V_next, margin(m, h))
-    cdef int code = update_x(e, m, j, m.rate_x * g_x, now)
+    cdef double g_x
+    cdef int code
+    read_utilities(m, h, e.u)
+    g_x = e.c[j] * advantage(m.reward_slope * h.r + e.V_here * e.V[s].v + e.V_next * value_after(e.V, s_next), e.u,
+                             e.lam, m.n_utilities)
+    code = update_x(e, m, j, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(e.V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(e.lam, m.n_utilities, u, margin(m, h), weight, m.rate_lam, m.radius_lam)
+    update_lam(e.lam, m.n_utilities, e.u, weight, m.rate_lam, m.radius_lam)
     e.counters.steps = now
     if now % e.refresh == 0:
         recompute_sums(e)

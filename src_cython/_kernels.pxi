@@ -38,7 +38,7 @@ cdef int find(object log_x, object x_values, object c, double log_cap, int64_t j
     return 0
 
 
-def lam_update(log_lam, const double[::1] u, double margin, double weight, double rate, double radius):
+def lam_update(log_lam, const double[::1] u, double weight, double rate, double radius):
     """One entropic step of lam; returns (log lam, lam)."""
     rows = np.zeros(len(log_lam), dtype=MULTIPLIER_DTYPE)
     rows["log"] = log_lam
@@ -47,7 +47,7 @@ def lam_update(log_lam, const double[::1] u, double margin, double weight, doubl
     cdef int64_t n = len(log_lam)
     if n:
         with nogil:
-            _duals.update_lam(lam, n, &u[0], margin, weight, rate, radius)
+            _duals.update_lam(lam, n, &u[0], weight, rate, radius)
     return rows["log"].copy(), rows["lam"].copy()
 
 

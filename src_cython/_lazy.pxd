@@ -48,7 +48,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V, value_after
 from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
-from _model cimport Counters, Head, Model, margin, utilities
+from _model cimport Counters, Head, Model, read_utilities
 from _random cimport dpdl_prefetch
 from _sums cimport Sum, add, reset, value
 
@@ -122,6 +122,7 @@ ctypedef struct Lazy:
     int64_t refresh
     int64_t next_refresh
     Counters *counters
+    double *u                   # u^kappa of the present row
     Member *sampled             # the pair that `sums` leaves out, with its x_old
     double x_old
     bint exact                  # whether `sums` sums over the pairs instead of the moments
@@ -733,20 +734,22 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double frac, double
 cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Value *V,
                      Multiplier *lam) noexcept nogil:
     """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
-    cdef const double *u = utilities(h)
     cdef Member *j = &f.member[h.pair]
     cdef int64_t s = j.state, s_next = h.s_next
     cdef int64_t now = f.counters.steps + 1         # averages over the steps before `now` include the old iterate
     cdef double frac = fraction(f, j)
     cdef double ratio = frac * decay(f, j.c * f.unit)
     cdef double weight = j.c * (j.z * ratio)        # w = x(s,a) / mu_hat(s,a)
-    cdef double g_x = j.c * advantage(h.r, u, m.n_utilities, V[s].v, value_after(V, s_next), lam, m.V_here, m.V_next,
-                                      margin(m, h))
-    cdef int code = update_x(f, m, j, frac, ratio, m.rate_x * g_x, now)
+    cdef double g_x
+    cdef int code
+    read_utilities(m, h, f.u)
+    # Equation (9) prints another sign of V(s) and V(s').
+    g_x = j.c * advantage(m.reward_slope * h.r - V[s].v + m.gamma * value_after(V, s_next), f.u, lam, m.n_utilities)
+    code = update_x(f, m, j, frac, ratio, m.rate_x * g_x, now)
     if code != OK:
         return code
     update_V(V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
-    update_lam(lam, m.n_utilities, u, margin(m, h), weight, m.rate_lam, m.radius_lam)
+    update_lam(lam, m.n_utilities, f.u, weight, m.rate_lam, m.radius_lam)
     f.counters.steps = now
     if now == f.next_refresh:
         refresh(f, now)

@@ -59,7 +59,7 @@ def test_lam_is_numpy_s(n, rate):
     rng = np.random.default_rng(n)
     for _ in range(50):
         log_lam, u = np.log(rng.uniform(1e-6, 10 / n, n)), rng.uniform(-1, 1, n)
-        log_new, new = _core.lam_update(log_lam, u, 0.05, 2.0, rate, 10.0)
+        log_new, new = _core.lam_update(log_lam, u - 0.05, 2.0, rate, 10.0)
         np.testing.assert_allclose(new, numpy_lam(log_lam, u, 0.05, 2.0, rate, 10.0), rtol=1e-14)
         np.testing.assert_allclose(np.exp(log_new), new, rtol=1e-15)
         log_twin = twin.lam_update(log_lam, rate * 2.0 * (u - 0.05), 10.0)
@@ -70,7 +70,7 @@ def test_lam_is_numpy_s(n, rate):
 @pytest.mark.parametrize("size", [1.0, 30.0, 1000.0, 1e6])
 def test_lam_survives_exponents_beyond_exp_and_sums_to_its_radius(n, size):
     u = np.linspace(-1, 1, n) if n > 1 else np.array([-1.0])
-    log_lam, lam = _core.lam_update(np.zeros(n), u, 0.0, size, 1.0, 0.7)
+    log_lam, lam = _core.lam_update(np.zeros(n), u, size, 1.0, 0.7)
     assert np.isfinite(log_lam).all()
     assert np.isfinite(lam).all()
     # exp of a logarithm of order one, and a sum of n of them: a few roundings.
@@ -80,16 +80,16 @@ def test_lam_survives_exponents_beyond_exp_and_sums_to_its_radius(n, size):
 
 
 def test_lam_comes_back_from_beyond_the_smallest_double():
-    down, lam = _core.lam_update(np.zeros(2), np.array([1.0, 0.0]), 0.0, 1000.0, 1.0, 5.0)
+    down, lam = _core.lam_update(np.zeros(2), np.array([1.0, 0.0]), 1000.0, 1.0, 5.0)
     assert lam[0] == 0
-    back, lam = _core.lam_update(down, np.array([-1.0, 0.0]), 0.0, 1000.0, 1.0, 5.0)
+    back, lam = _core.lam_update(down, np.array([-1.0, 0.0]), 1000.0, 1.0, 5.0)
     # Two roundings of numbers of size 1000.
     np.testing.assert_allclose(back, [0.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(lam, [1.0, 1.0], rtol=1e-12)
 
 
 def test_lam_inside_its_radius_is_not_scaled():
-    _, lam = _core.lam_update(np.log([1.0, 2.0]), np.zeros(2), 0.0, 1.0, 1.0, 3.0000001)
+    _, lam = _core.lam_update(np.log([1.0, 2.0]), np.zeros(2), 1.0, 1.0, 3.0000001)
     np.testing.assert_allclose(lam, [1.0, 2.0], rtol=4 * EPS)
 
 
@@ -100,7 +100,7 @@ def test_lam_is_the_kl_projection(radius):
     n = 4
     old, step = rng.uniform(0.1, 1, n), rng.uniform(-1, 1, n)
     old *= min(1.0, radius / old.sum())
-    _, new = _core.lam_update(np.log(old), step, 0.0, 1.0, 1.0, radius)
+    _, new = _core.lam_update(np.log(old), step, 1.0, 1.0, radius)
 
     def objective(lam):
         return step @ lam + (lam * np.log(lam / old) - lam + old).sum()

@@ -2,7 +2,7 @@
 
 Two sabotages of the core's inputs, each a plausible error:
 
-* "slip": g_x with the signs of V as the paper prints them, r + gamma V(s) - V(s'). No statement survives it.
+* "slip": the wrong sign of gamma, so that g_x has r - V(s) - gamma V(s'). No statement survives it.
 * "unbounded": the projection onto X forgets its second constraint, sum x/mu_hat <= N psi/(1-gamma). What it bounds, the
   effective pairs of `sparsity` and the value of the game below C* in `deviation` and `monotone`, then breaks loose.
   `safety` cannot notice: it runs at psi >= C* with no more pairs than N + 1, where the constraint is slack; and at
@@ -67,7 +67,7 @@ def sabotage(monkeypatch):
 
     def break_it(kind):
         def broken(settings, *sizes):
-            changes = {"slip": {"V_here": settings.gamma, "V_next": -1.0}, "unbounded": {"B2": 1e300}}
+            changes = {"slip": {"gamma": -settings.gamma}, "unbounded": {"B2": 1e300}}
             return dataclasses.replace(healthy(settings, *sizes), **changes[kind])
 
         monkeypatch.setattr(Constants, "of", staticmethod(broken))

@@ -1,11 +1,13 @@
 """The compiled cores against the plain NumPy twin, fed the same draws."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpdl.data.dataset import Dataset
+from dpdl.learner.layout import Affine
 from dpdl.learner.twin import Twin
 from problems import CORES, ORDERS, Run, random_log, resolved
 
@@ -142,3 +144,27 @@ def test_averages_are_over_the_iterates_before_each_step(kind, psi, refresh):
     assert (run.core.diagnostics["case_3"] > 10) == (psi == 1)
     # A mean of 300 numbers gathers some 300 roundings of 1e-16.
     assert_close(run.means, [np.mean(column, axis=0) for column in zip(*points, strict=True)], 1e-13)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_question_about_stored_columns_has_the_bits_of_a_log_that_holds_its_utilities(kind):
+    """Two of three columns, shares that depend on the end of an episode, and scales."""
+    rng = np.random.default_rng(3)
+    n, ended = 400, rng.random(400) < 0.2
+    moves = {"s": rng.integers(0, 5, n), "a": rng.integers(0, 2, n), "s_next": rng.integers(0, 5, n)}
+    sizes = {"n_states": 5, "n_actions": 3, "terminated": ended}
+    raw = Dataset(**moves, r=rng.uniform(-1, 1, n), u=rng.uniform(-1, 1, (n, 3)), **sizes)
+    affine = Affine(np.array([[0.1, -0.2], [0.4, 0.3]]), np.array([-0.5, 0.25]), 0.5, np.array([2, 0], dtype=np.int32))
+    posed = Dataset(**moves, r=raw.r * 0.5, u=affine.utilities(raw.u, ended), **sizes)
+    settings = resolved(posed, gamma=0.8, psi=2, slater=0.5, T=3000, kappa=0.1, floor=1e-3)
+    native, other = (Run(kind, posed, settings, seed=4) for _ in range(2))
+    constants = replace(other.layout.constants, affine=affine)
+    layout = replace(other.layout, descent=raw, constants=constants)
+    asked = type(other.core)(layout, other.sampler, *layout.start())
+    twin = Twin(raw, native.reference.mu_hat, settings, *native.start, affine)
+    for record, state in zip(*Run(kind, posed, settings, seed=4).sampler.draw(3000), strict=True):
+        twin.step(record, state)
+    assert native.core.run(3000) == asked.run(3000) == 0
+    for stored, read in zip(native.core.means, asked.means, strict=True):
+        assert stored.tobytes() == read.tobytes()
+    assert_close(native.means, twin.means, 1e-9)

@@ -182,13 +182,38 @@ class Coordinates:
         return SparseTable(self.pairs, log_x[:n], log_x[n] - math.log(self.n_unseen) if self.n_unseen else -math.inf)
 
 
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """How rewards and utilities follow from the stored columns v: r = reward_slope v, u_i = (v_i - share_i) slope_i."""
+
+    share: Array  # (2, I): of rows that go on, and of rows that end their episode
+    slope: Array  # (I,)
+    reward_slope: float
+    columns: NDArray[np.int32]  # (I,): which of the stored columns belongs to each utility
+
+    @classmethod
+    def native(cls, n_utilities: int) -> Affine:
+        """Rewards and utilities that are stored as such."""
+        return cls(np.zeros((2, n_utilities)), np.ones(n_utilities), 1.0, np.arange(n_utilities, dtype=np.int32))
+
+    def utilities(self, columns: Array, ended: NDArray[np.bool_]) -> Array:
+        """Utilities of rows.
+
+        Examples
+        --------
+        >>> affine = Affine(np.array([[0.5], [2.0]]), np.array([-0.25]), 1.0, np.array([1]))
+        >>> affine.utilities(np.array([[7.0, 0.0], [7.0, 4.0]]), np.array([False, True])).tolist()
+        [[0.125], [-0.5]]
+        """
+        return (columns[:, self.columns] - self.share[ended.astype(int)]) * self.slope
+
+
 @dataclass(frozen=True)
 class Constants:
     """The constants of the step; attribute names are those of src_cython/_model.pxd."""
 
     gamma: float
-    V_here: float
-    V_next: float
+    affine: Affine
     margin: float
     end_margin: float
     rate_V: float
@@ -200,14 +225,13 @@ class Constants:
     B2: float
 
     @classmethod
-    def of(cls, settings: Resolved, n_states: int, n_actions: int, n_utilities: int) -> Constants:
-        """Constants from settings and sizes."""
+    def of(
+        cls, settings: Resolved, n_states: int, n_actions: int, n_utilities: int, affine: Affine | None = None
+    ) -> Constants:
+        """Constants from settings and sizes; by default rewards and utilities are stored as such."""
         return cls(
             gamma=settings.gamma,
-            # g_x has r - V(s) + gamma V(s'). Equation (9) prints the two coefficients interchanged; they are constants
-            # so that an experiment can show that the printed version fails.
-            V_here=-1.0,
-            V_next=settings.gamma,
+            affine=Affine.native(n_utilities) if affine is None else affine,
             margin=(1 - settings.gamma) * settings.kappa,
             end_margin=settings.kappa,
             rate_V=settings.eta / settings.alpha_V,

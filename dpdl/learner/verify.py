@@ -21,6 +21,7 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
+from dpdl.learner.layout import Affine
 from dpdl.result import Result
 
 
@@ -112,7 +113,7 @@ def verify(
     rho0 = log.initial(rho0, initial_states)
 
     weight = result.x_table.at(log.table) / reference.at(log.table)
-    reward, utilities, flow, ended = _means(log, weight, settings.gamma)
+    reward, utilities, flow, ended = _means(log, weight, settings.gamma, Affine.native(sizes[2]))
     mass = (1 - settings.gamma) * (log.table_counts @ weight / len(log)) + settings.gamma * ended
     utilities = utilities - settings.kappa * mass
     residual = flow - rho0
@@ -132,14 +133,14 @@ def verify(
     )
 
 
-def _means(dataset: Dataset, weight: Array, gamma: float) -> tuple[float, Array, Array, float]:
+def _means(dataset: Dataset, weight: Array, gamma: float, affine: Affine) -> tuple[float, Array, Array, float]:
     """Means of r w, u w, w (1[s] - gamma 1[s_next]) and w 1[episode ended] over the log, chunk by chunk."""
     n, S = len(dataset), dataset.n_states
     reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S + 1)
     for part, repeats in dataset.parts():
         w = weight[part["pair"]] * repeats
-        reward += float(part["r"] @ w)
-        utilities += w @ part["u"]
+        reward += float(part["r"] @ w) * affine.reward_slope
+        utilities += w @ affine.utilities(part["u"], part["s_next"] < 0)
         np.add.at(inflow, part["s_next"], w)  # -1, the last entry, is the end
     outflow = np.bincount(dataset.table // dataset.n_actions, weights=dataset.table_counts * weight, minlength=S)
     return reward / n, utilities / n, (outflow - gamma * inflow[:S]) / n, float(inflow[S]) / n
