@@ -16,7 +16,7 @@ COMPILED = ("_core", "_planning")
 #: From the bottom to the top. A room may import from the rooms in lines above its own, and from itself.
 LAYERS = [
     ["_core", "_planning", "_validation", "_text"],
-    ["theory", "policy", "files"],
+    ["theory", "policy", "files", "stopping"],
     ["settings"],
     ["data"],
     ["premises", "acting", "sources"],

@@ -129,17 +129,17 @@ def test_records_are_drawn_in_proportion_to_their_counts(counted, order):
 
 def test_learning_from_counts_is_learning_from_the_log(counted, log, tmp_path):
     settings = {"gamma": GAMMA, "psi": 4, "slater": 0.2, "T": 400_000, "kappa": 0.0, "eta": 0.02, "rng": 0}
-    one, other = (learn(each, **settings, check_slater=False) for each in (counted, log))
+    one, other = (learn(each, **settings) for each in (counted, log))
     model = exact.plug_in(log, GAMMA)
     values = [model.evaluate(each.policy) for each in (one, other)]
     assert values[0].reward == pytest.approx(values[1].reward, abs=0.05)
     np.testing.assert_allclose(one.reference.mu_hat, other.reference.mu_hat)
     for order in ("replacement", "shuffle"):
         path = tmp_path / order
-        run = settings | {"order": order, "T": 20_000, "check_slater": False}
+        run = settings | {"order": order, "T": 20_000}
         learn(counted, **run, step_limit=7001, checkpoint=path)
         np.testing.assert_array_equal(resume(path, counted).x_mean, learn(counted, **run).x_mean)
-    replicas = replicate(counted, n=2, **(settings | {"T": 2000, "check_slater": False}))
+    replicas = replicate(counted, n=2, **(settings | {"T": 2000}))
     assert len(replicas.results) == 2
     seen, wanted = verify(one, counted, eps=0.5), verify(one, log, eps=0.5)
     assert seen.reward == pytest.approx(wanted.reward, rel=1e-12)
@@ -165,7 +165,7 @@ def test_parts_are_random_samples_without_replacement(counted):
     assert 0.4 < (share.var(axis=0)[counted.pairs] / (500 * p * (1 - p))).mean() < 1.6
     with pytest.raises(ValueError, match="sliced with step 1"):
         counted[::2]
-    run = {"gamma": GAMMA, "psi": 4, "slater": 0.2, "T": 2000, "rng": 0, "check_slater": False}
+    run = {"gamma": GAMMA, "psi": 4, "slater": 0.2, "T": 2000, "rng": 0}
     assert learn(counted, **run, n_reference=2000).reference.n_samples == 2000
 
 

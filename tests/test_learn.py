@@ -130,7 +130,7 @@ def test_a_reference_may_know_pairs_that_the_log_does_not_and_the_other_way_roun
     log, reference = LOG[:6], estimate_reference(LOG[6:15], 1e-3)
     assert len(np.setdiff1d(log.pairs, reference.pairs)) > 0
     assert len(np.setdiff1d(reference.pairs, log.pairs)) > 0
-    result = learn(log, **GOOD, reference=reference, even_if_infeasible=True)
+    result = learn(log, **GOOD, reference=reference)
     assert result.status is Status.COMPLETED
     assert (result.x_mean <= reference.mu_hat / 0.2 * (1 + 1e-9)).all()
 

@@ -928,7 +928,7 @@ def test_costs_given_as_utilities_do_not_pass_silently(u, notes, tmp_path):
         for found, wanted in zip(one.notes, notes, strict=True):
             assert found.startswith(wanted)
             assert found.endswith("; costs are given with Dataset.from_costs")
-    result = dpdl.learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1.0], rng=0, check_slater=False)
+    result = dpdl.learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1.0], rng=0)
     assert result.notes[: len(notes)] == log.notes
 
 

@@ -132,7 +132,7 @@ def test_verdicts_against_the_exact_residuals_over_many_problems(n_problems):
         rng = np.random.default_rng(seed)
         cmdp = instances.garnet(3, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=rng)
         mu = rng.dirichlet(np.full(6, 5.0)).reshape(3, 2)
-        settings = {"gamma": 0.5, "psi": 2, "slater": 0.3, "kappa": 0.05, "T": 3000, "check_slater": False}
+        settings = {"gamma": 0.5, "psi": 2, "slater": 0.3, "kappa": 0.05, "T": 3000}
         result = learn(cmdp.sample(2000, mu, rng=rng), **settings, rho0=cmdp.rho0, rng=rng)
         weight = result.x_mean / result.reference.mu_hat
         nu = mu * weight

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdl._core import Interrupts
 from dpdl.acting import Policy
 from dpdl.commands.logs import initial, opened
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
@@ -14,7 +15,6 @@ from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
 from dpdl.deploying.certificate import certify as certificate_of
 from dpdl.deploying.safe import safe_policy
-from dpdl._core import Interrupts
 from dpdl.report import write_report
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"

@@ -8,7 +8,7 @@ JSON with what the run follows from:
     fingerprint     of the log
     settings        as the caller stated them
     found           psi, slater, T and the mixing time, if they were found from the log
-    n_reference, known, strict, initial_estimated, start      the other arguments
+    n_reference, known, strict, initial_estimated, reference_given, start      the other arguments
     digest          SHA-256 of the initial distribution, the counts of mu_hat and the coordinates
     n_samples       of mu_hat
     generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
@@ -24,8 +24,10 @@ import contextlib
 import hashlib
 import json
 import os
+import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -54,6 +56,20 @@ ARITHMETIC = 5
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HEADER, _FOUND = "header", ("psi", "slater", "T", "mixing_time", "order")
 
+#: What zipfile and NumPy raise when they read a damaged archive.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -72,12 +88,13 @@ def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
 def load(path: Path, log: Dataset, settings: Settings | None = None, like: Layout | None = None) -> Run:
     """Restore a run; a ValueError says why if the checkpoint, the log and what the caller asks for do not agree."""
     check.instance("log", log, Dataset)
+    if settings is not None:
+        check.instance("settings", settings, Settings)
     remove_leftovers(path)
     header, arrays = read(path)
     if header["fingerprint"] != log.fingerprint:
         raise _unusable(path, "it belongs to another log: the fingerprints differ")
     if settings is not None:
-        check.instance("settings", settings, Settings)
         _compare(path, header["settings"], settings.stated.to_dict())
     layout = like or _layout(header, arrays, log)
     _compare(path, header, _origin(layout))
@@ -162,6 +179,7 @@ def _origin(layout: Layout) -> dict[str, Any]:
         "known": list(inputs.known),
         "strict": inputs.strict,
         "initial_estimated": inputs.initial_estimated,
+        "reference_given": inputs.reference is not None,
         "start": layout.start_name,
         "n_samples": int(reference.n_samples),
         "digest": digest.hexdigest(),
@@ -189,6 +207,8 @@ def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
         n_states=log.n_states,
         n_actions=log.n_actions,
     )
+    if header["reference_given"]:
+        inputs = replace(inputs, reference=reference)
     start = header["start"]
     aim = plan(log, settings.gamma, inputs.initial) if start == PLAN else None
     return Layout.assemble(log, settings, inputs, reference, start, plan=aim)
@@ -277,10 +297,10 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
     if not path.is_file():  # opening a pipe would block
         raise _unusable(path, "it is not a regular file")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays.pop(_HEADER).tobytes())
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise _unusable(path, f"it is damaged, or no checkpoint ({error})") from None
     if header["arithmetic"] != ARITHMETIC:
         found = header["arithmetic"]

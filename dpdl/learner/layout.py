@@ -8,6 +8,7 @@ are never sampled.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -274,7 +275,7 @@ class Layout:
     reference: Reference
     coordinates: Coordinates
     constants: Constants
-    start_name: str  # "paper", "plan" or "given"
+    start_name: str  # "paper", "plan", or "given" with a digest
     plan: Solution | None = None  # of the plug-in model, if the run starts there
 
     @classmethod
@@ -285,7 +286,7 @@ class Layout:
         """
         check.same_discount(log.units.gamma, settings.gamma)
         stated, start, plan = settings.stated, inputs.start, None
-        settings, name = stated, start if isinstance(start, str) else PAPER if start is None else "given"
+        settings, name = stated, start if isinstance(start, str) else PAPER if start is None else _name(start)
         if inputs.strict:
             settings, inputs = _strict(log, settings, inputs)
         elif start is None and not replace(settings, mixing_time=None).is_complete:
@@ -438,7 +439,7 @@ class Layout:
             if not value <= bound * (1 + FEASIBLE):
                 default = f"the default start is infeasible because {setting}"
                 raise ValueError(
-                    f"{'infeasible start' if self.start_name == 'given' else default}: "
+                    f"{default if self.start_name in (PAPER, PLAN) else 'infeasible start'}: "
                     f"{name} = {value:.6g} exceeds its bound {bound:.6g}"
                 )
 
@@ -470,6 +471,12 @@ def _strict(log: Dataset, settings: Settings, inputs: Inputs) -> tuple[Settings,
             f"descent, and the log has {len(log):,}"
         )
     return replace(settings, T=steps, order="once"), replace(inputs, n_reference=n_reference)
+
+
+def _name(start: Point) -> str:
+    """The name of a given start, by which a checkpoint recognises it."""
+    parts = b"".join(np.ascontiguousarray(part).tobytes() for part in start)
+    return f"given {hashlib.sha256(parts).hexdigest()[:16]}"
 
 
 def _checked_point(start: Any, n_states: int, n_actions: int, n_utilities: int) -> Point:

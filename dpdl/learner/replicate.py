@@ -213,6 +213,12 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
+def _plain(value: Any) -> Any:
+    """A setting as a JSON value."""
+    value = np.asarray(value).item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
+
+
 def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
 
@@ -260,9 +266,7 @@ def sweep(
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     asked = [parse(log, settings, dict(keywords) | values) for values in named]
     runs = _Runs("point", log, asked, executor, resume)
-    written = [
-        {name: value if value is None else np.asarray(value).item() for name, value in one.items()} for one in points
-    ]
+    written = [{name: _plain(value) for name, value in point.items()} for point in points]
     seed = runs.seeds(rng, points=written)  # for an int, the seed that `learn` would use
     results = runs.take_place([point.get("rng", seed) for point in points])
     return Sweep(
