@@ -65,7 +65,7 @@ class Progress(NamedTuple):
 
 def plan(
     model: Model,
-    kappa: float = 0.0,
+    kappa: float | Array = 0.0,
     tol: float = 1e-3,
     *,
     allowed: ArrayLike | None = None,
@@ -81,8 +81,8 @@ def plan(
     Parameters
     ----------
     model : CMDP
-    kappa : float
-        Conservatism.
+    kappa : float or array, shape (I,)
+        Conservatism, the same for all utilities or one for each.
     tol : float
         Relative gap of the bounds of the reward at which to stop; a gap of 1e-9/(1-gamma) is enough in any case.
     allowed : array_like of bool, shape (S, A), optional
@@ -115,7 +115,8 @@ def plan(
     >>> plan(one_state, kappa=2.5).status
     'infeasible'
     """
-    kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
+    kappa = check.numbers_array("kappa", np.broadcast_to(kappa, len(model.u)), shape=(len(model.u),))
+    tol = check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
     max_columns = check.whole("max_columns", max_columns, at_least=1)
     limits = _Limits(time.monotonic() + seconds, max_columns, callback, check.flag("interruptible", interruptible))
