@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdl import _core, exact
+from dpdl import _core, _kernels, exact
 from dpdl.data.dataset import Dataset
 from dpdl.learner.layout import Inputs, Layout
 from dpdl.learner.twin import Twin
@@ -52,10 +52,10 @@ class Bench:
     def lazy(self, seed: int = 1) -> _core.LazyCore:
         return _core.LazyCore(self.layout, self.sampler(seed), *self.layout.start())
 
-    def eager(self, after: _core.LazyCore | None = None) -> _core.EagerCore:
+    def eager(self, after: _core.LazyCore | None = None) -> _kernels.EagerCore:
         """The eager core, from the start or from where a lazy one has got to."""
         start = self.layout.start() if after is None else (after.log_x, after.point[1], after.log_lam)
-        return _core.EagerCore(self.layout, self.sampler(2), *start)
+        return _kernels.EagerCore(self.layout, self.sampler(2), *start)
 
     def concentrability(self) -> float:
         """C* of the empirical model, for small problems."""
