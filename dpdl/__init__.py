@@ -20,13 +20,10 @@ if find_spec("dpdl._core") is None:
 if TYPE_CHECKING:
     from dpdl import exact, instances, mixing, policy, sources, theory
     from dpdl.acting import Policy
-    from dpdl.data.builder import DatasetBuilder
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
-    from dpdl.data.parquet import from_parquet
     from dpdl.data.reference import Reference, estimate_reference
-    from dpdl.data.units import Units
     from dpdl.deploying.answer import Answer, AnswerStatus
     from dpdl.deploying.certificate import Certificate, certify
     from dpdl.deploying.coverage import Coverage, coverage
@@ -42,9 +39,10 @@ if TYPE_CHECKING:
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
+    from dpdl.question import Question
     from dpdl.result import Level, Point, Result, Status
     from dpdl.settings import Settings
-    from dpdl.sources.opening import open_log
+    from dpdl.sources.opening import read_log
 
     __version__: str
 
@@ -54,13 +52,10 @@ _HOMES = {
     "acting": "Policy",
     "learner.slater": "SlaterEstimate estimate_slater",
     "learner.verify": "Verification verify",
-    "data.builder": "DatasetBuilder",
     "data.dataset": "Dataset",
     "data.discretizer": "Discretizer",
     "data.labels": "Labels",
-    "data.parquet": "from_parquet",
     "data.reference": "Reference estimate_reference",
-    "data.units": "Units",
     "deploying.answer": "Answer AnswerStatus",
     "deploying.certificate": "Certificate certify",
     "deploying.coverage": "Coverage coverage",
@@ -70,13 +65,14 @@ _HOMES = {
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
+    "question": "Question",
     "result": "Level Point Result Status",
     "learner.adaptive": "learn_adaptive",
     "learner.learn": "learn",
     "learner.replicate": "Replicas Sweep replicate sweep",
     "learner.resume": "resume",
     "settings": "Settings",
-    "sources.opening": "open_log",
+    "sources.opening": "read_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -87,7 +83,6 @@ __all__ = [
     "Certificate",
     "Coverage",
     "Dataset",
-    "DatasetBuilder",
     "Discretizer",
     "Frontier",
     "Judgement",
@@ -96,6 +91,7 @@ __all__ = [
     "Point",
     "Policy",
     "Premise",
+    "Question",
     "Reference",
     "Replicas",
     "Result",
@@ -104,22 +100,20 @@ __all__ = [
     "SlaterEstimate",
     "Status",
     "Sweep",
-    "Units",
     "Verification",
     "certify",
     "coverage",
     "estimate_reference",
     "estimate_slater",
     "exact",
-    "from_parquet",
     "frontier",
     "instances",
     "judge",
     "learn",
     "learn_adaptive",
     "mixing",
-    "open_log",
     "policy",
+    "read_log",
     "replicate",
     "resume",
     "rollout",

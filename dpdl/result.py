@@ -18,10 +18,10 @@ from dpdl.acting import Evidence, Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
-from dpdl.data.units import Units
 from dpdl.models.judgement import MOST_PAIRS, Chain, Dual, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
+from dpdl.question import Question
 from dpdl.settings import Resolved
 
 #: In practice a policy takes no action that is less probable than this.
@@ -210,8 +210,8 @@ class Result:
         The initial distribution.
     initial_estimated : bool
         Whether that is the distribution of the first states of the log's episodes.
-    units : Units or None
-        Converts rewards and utilities to the user's units.
+    question : Question or None
+        What was asked; converts rewards and utilities to the caller's units.
     labels : Labels or None
         What states and actions are called.
     log : Dataset or None
@@ -236,7 +236,7 @@ class Result:
     initial_estimated: bool = False
     notes: tuple[str, ...] = ()
     history: tuple[Level, ...] = field(default=(), repr=False)
-    units: Units | None = field(default=None, repr=False)
+    question: Question | None = field(default=None, repr=False)
     labels: Labels | None = field(default=None, repr=False)
     log: Dataset | None = field(default=None, repr=False, compare=False)
 
@@ -244,7 +244,9 @@ class Result:
         if self.log is None:
             return self.__dict__
         _ = self.evaluation  # needs the log, which is not pickled
-        policy = Policy(self.policy.probabilities, self.labels, self.units)  # in practice it depends on the log as well
+        policy = Policy(
+            self.policy.probabilities, self.labels, self.question
+        )  # in practice it depends on the log as well
         return self.__dict__ | {"log": None, "policy": policy}
 
     def __post_init__(self) -> None:
@@ -306,7 +308,7 @@ class Result:
         if self.settings.profile == "practice" and self.log is not None:
             x = without_noise(x, self.log)
         table = policies.from_occupancy(x)
-        return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
+        return Policy(table, self.labels, self.question, None if self.log is None else self._evidence)
 
     def _evidence(self) -> Evidence:
         """What the log says about each pair, at the averages of the duals."""

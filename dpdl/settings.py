@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl.files.headers import json_object
+from dpdl.question import check_limits
 
 #: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
 SMALLEST_FLOOR = 1e-200
@@ -43,6 +45,8 @@ class SettingKeywords(TypedDict, total=False):
     """Keywords of `Settings`, for every function that takes settings."""
 
     gamma: float
+    limits: Any
+    limit_on: str | None
     psi: float
     slater: float
     T: int | None
@@ -73,6 +77,10 @@ class Settings:
     ----------
     gamma : float
         Discount, in (0, 1).
+    limits : mapping of str to float, optional
+        Upper limits of the log's costs, by name; stored as a tuple of pairs.
+    limit_on : {"total", "average"}
+        Needed with limits: whether they bound discounted totals, or discounted averages a step.
     psi : float
         Deviation control, >= 1: learned occupancies stay within psi times the data distribution. Should be at least
         the concentrability C* of the problem, which is unknown; a larger psi needs more data.
@@ -141,6 +149,8 @@ class Settings:
     refresh: int | None = None
     profile: str = "theory"
     tol: float | None = None
+    limits: Any = None
+    limit_on: str | None = None
 
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
@@ -149,6 +159,9 @@ class Settings:
         check.convert_field(self, "T", check.whole, at_least=1)
         check.convert_field(self, "refresh", check.whole, at_least=1)
         check.choice("order", self.order, ORDERS)
+        given = self.limits if self.limits is None or isinstance(self.limits, Mapping) else dict(self.limits)
+        chosen, _ = check_limits(given, self.limit_on)
+        object.__setattr__(self, "limits", tuple(chosen.items()) or None)
         check.choice("profile", self.profile, PROFILES)
         if self.tol is not None and self.profile != "practice":
             raise ValueError(
@@ -163,6 +176,11 @@ class Settings:
             )
         if self.T is None and self.eps is None:
             raise ValueError("give T (a number of steps) or eps (an accuracy, which implies T)")
+
+    @property
+    def asked(self) -> tuple[float, dict[str, float] | None, str | None]:
+        """The arguments gamma, limits and limit_on of `dpdl.question.pose`."""
+        return self.gamma, None if self.limits is None else dict(self.limits), self.limit_on
 
     def problem(self, n_states: int, n_actions: int, n_utilities: int) -> theory.Problem:
         """Return the `theory.Problem` of these settings."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpdl.acting import Policy
-from dpdl.commands.logs import initial, opened
+from dpdl.commands.logs import initial, opened, question
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.answer import Answer
@@ -35,6 +35,7 @@ def solve(options: Any) -> int:
             rng=options.seed,
             time_limit=options.time_limit,
             progress=False if options.json else None,
+            **question(options),
             **initial(options, log),
         )
         interrupted = interrupts.came()
@@ -70,7 +71,7 @@ def certify(options: Any) -> int:
     policy = Policy.load(options.policy)
     log = opened(options, None if policy.labels is None else policy.labels.discretizer)
     settings = {name: getattr(options, name) for name in ("gamma", "delta", "method")}
-    found = certificate_of(aligned(policy, log), log, **settings, **initial(options, log))
+    found = certificate_of(aligned(policy, log), log, **settings, **question(options), **initial(options, log))
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
     show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
     return OK if found.holds else NOT_ENOUGH_DATA
@@ -98,4 +99,4 @@ def aligned(policy: Policy, log: Dataset) -> Policy:
                 raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
             if share > 0:
                 table[row, columns[action]] = share
-    return Policy(table, log.labels, log.units)
+    return Policy(table, log.labels, policy.question)

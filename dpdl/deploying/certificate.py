@@ -12,6 +12,7 @@ Either speaks of a policy that was not chosen by its values on this log. `safe_p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -28,8 +29,9 @@ from dpdl.data.dataset import Dataset
 from dpdl.deploying import finite
 from dpdl.deploying.posterior import Posterior, Value
 from dpdl.files.headers import expect_names
-from dpdl.models.judgement import Judge, constraint_names
+from dpdl.models.judgement import Judge
 from dpdl.models.plug_in import plug_in
+from dpdl.question import pose
 
 METHODS = ("normal", "finite")
 #: A bound keeps its limit if it is less than this part of the mean gain of a step, over 1-gamma, on the wrong side.
@@ -245,6 +247,8 @@ def certify(
     log: Dataset,
     *,
     gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
     delta: float = 0.05,
     method: str = "normal",
     rho0: ArrayLike | None = None,
@@ -260,6 +264,8 @@ def certify(
     log : Dataset
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     delta : float, optional
         Probability that a bound of some constraint fails.
     method : {"normal", "finite"}, optional
@@ -280,11 +286,12 @@ def certify(
     --------
     >>> rng = np.random.default_rng(0)
     >>> a = rng.integers(0, 2, 1000)
-    >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
-    ...                          n_states=1, n_actions=2)
-    >>> certify([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0]).constraints[0].row
-    ('cost 0', '0.9987', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
+    >>> log = Dataset(0 * a, a, 0 * a, a, costs={"wear": a + rng.random(1000)}, n_states=1, n_actions=2)
+    >>> question = {"gamma": 0.5, "limits": {"wear": 1.2}, "limit_on": "average"}
+    >>> certify([[0.5, 0.5]], log, **question, rho0=[1.0]).constraints[0].row
+    ('wear', '0.9987', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
+    log = pose(log, gamma, limits, limit_on)
     return Certifier.of(log, gamma, delta, method, rho0, initial_states, worst_costs).certificate(policy)
 
 
@@ -336,7 +343,6 @@ class Certifier:
         """Check a caller's arguments."""
         check.instance("log", log, Dataset)
         gamma = check.real("gamma", gamma, above=0, below=1)
-        check.same_discount(log.units.gamma, gamma)
         delta = check.real("delta", delta, above=0, below=1)
         method = check.choice("method", method, METHODS)
         if method == "finite" and log.spreads is not None and any(log.spreads[name].any() for name in ("r", "u")):
@@ -375,21 +381,21 @@ class Certifier:
     def certificate(self, policy: ArrayLike) -> Certificate:
         """Return the certificate of a policy."""
         posterior = self.posterior
-        log, units, gamma = posterior.log, posterior.log.units, posterior.gamma
+        log, question, gamma = posterior.log, posterior.log.question, posterior.gamma
         table = check.policy_array("policy", policy, log.n_states, log.n_actions)
         value = posterior.value(table)
         found, effective, episodes = self.bounds(table, value), posterior.effective(value, table), self._episodes(table)
-        share = (1 - gamma) if units.normalised else 1.0
-        sign, kept = -1 if units.limits is not None else 1, found.lower[1:] >= self.thresholds - self.tolerance
+        share = (1 - gamma) if question.limit_on == "average" else 1.0
+        sign, kept = -1 if question.limits is not None else 1, found.lower[1:] >= self.thresholds - self.tolerance
         constraints = tuple(
             Bound(
                 name=name,
                 estimate=float(sign * share * found.estimate[1 + i]) + 0.0,
                 error=float(share * value.error[1 + i]),
                 bound=float(sign * share * found.lower[1 + i]) + 0.0,
-                limit=0.0 if units.limits is None else units.limits[i],
-                is_cost=units.limits is not None,
-                is_average=units.normalised,
+                limit=0.0 if question.limits is None else question.limits[i],
+                is_cost=question.limits is not None,
+                is_average=question.limit_on == "average",
                 kept=bool(kept[i]),
                 effective=effective,
                 optimism=0.0 if self.optimism is None else float(share * self.optimism[1 + i] * value.error[1 + i]),
@@ -398,7 +404,7 @@ class Certifier:
                 per_episode=None if episodes is None else float(episodes[0][1 + i]),
                 per_episode_error=None if episodes is None else float(episodes[1][1 + i]),
             )
-            for i, name in enumerate(constraint_names(units, log.n_utilities))
+            for i, name in enumerate(question.names)
         )
         return Certificate(
             reward=self._reward("reward", found, value, effective, episodes),

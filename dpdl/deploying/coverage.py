@@ -13,6 +13,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.posterior import Posterior
 from dpdl.files.headers import expect_names, expect_rows
+from dpdl.question import pose
 
 #: A state that was seen less often than this is hardly shown.
 FEW = 20
@@ -151,7 +152,7 @@ def coverage(
         return _of_log(log)
     if gamma is None:
         raise TypeError("a policy needs gamma=")
-    gamma = check.real("gamma", gamma, above=0, below=1)
+    log = pose(log, gamma)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
     return of_policy(Posterior.of(log, gamma, rho0, initial_states), table)
 

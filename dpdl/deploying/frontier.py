@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.deploying.candidates import Plans, Search
 from dpdl.deploying.certificate import Certifier
-from dpdl.models.judgement import constraint_names
 from dpdl.models.status_line import StatusLine
+from dpdl.question import pose
 
 #: Limits between the least and the largest cost of a useful policy, if none are given; pessimism of certified points.
 POINTS, PESSIMISM = 8, 1.0
@@ -84,8 +85,10 @@ def frontier(
     log: Dataset,
     *,
     gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
     constraint: str | int = 0,
-    limits: ArrayLike | None = None,
+    values: ArrayLike | None = None,
     delta: float = 0.05,
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
@@ -97,9 +100,11 @@ def frontier(
     log : Dataset
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     constraint : str or int, optional
         Name or number of the constraint.
-    limits : array_like, optional
+    values : array_like, optional
         Limits to try, in the caller's units; by default eight, from the least to the largest cost of a useful policy.
     delta : float, optional
         Failure probability of certified points, each by itself.
@@ -110,31 +115,34 @@ def frontier(
     --------
     >>> rng = np.random.default_rng(0)
     >>> a = rng.integers(0, 2, 2000)
-    >>> log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 0.5, gamma=0.5, normalised=True, n_states=1,
-    ...                          n_actions=2)
-    >>> frontier(log, gamma=0.5, limits=[0.5, 1.0], rho0=[1.0])
-    limit of cost 0  reward  certified (0.95)  price
-    0.5                 0.5               0.5      1
-    1                     1                 1      1
+    >>> log = Dataset(0 * a, a, 0 * a, 1.0 * a, costs={"wear": 2.0 * a}, n_states=1, n_actions=2)
+    >>> frontier(log, gamma=0.5, limits={"wear": 0.5}, limit_on="average", values=[0.5, 1.0], rho0=[1.0])
+    limit of wear  reward  certified (0.95)  price
+    0.5               0.5               0.5      1
+    1                   1                 1      1
     """
+    log = pose(log, gamma, limits, limit_on)
     certifier = Certifier.of(log, gamma, delta, "normal", rho0, initial_states, chosen_here=True)
-    posterior, names = certifier.posterior, constraint_names(log.units, log.n_utilities)
+    posterior, names = certifier.posterior, log.question.names
     if not names:
         raise ValueError("log has no constraints")
     i = _number(constraint, names)
-    sign, share = -1 if log.units.limits is not None else 1, (1 - gamma) if log.units.normalised else 1.0
+    sign, share = (
+        -1 if log.question.limits is not None else 1,
+        (1 - gamma) if log.question.limit_on == "average" else 1.0,
+    )
 
     def with_limit(total: float) -> Array:
         return np.where(np.arange(len(names)) == i, total, certifier.thresholds)
 
     start = Search(certifier).first()
-    if limits is None:
+    if values is None:
         plans = Plans(posterior, start, 0.0)
         far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
         free, careful = plans.best(with_limit(far))[1], plans.most_careful(certifier.thresholds)
         totals = np.linspace(posterior.value(free).J[1 + i], posterior.value(careful).J[1 + i], POINTS)
     else:
-        totals = sign * np.atleast_1d(check.numbers_array("limits", limits)) / share
+        totals = sign * np.atleast_1d(check.numbers_array("values", values)) / share
     points: list[Point] = []
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:

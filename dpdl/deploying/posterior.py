@@ -154,21 +154,23 @@ class Posterior:
 
     def __post_init__(self) -> None:
         counts, log = self.log.counts(), self.log
-        gains = counts["utilities"] if log.units.limits is None else -counts["costs"]
-        squares = counts["utility_squares" if log.units.limits is None else "cost_squares"]
         n, n_states = counts["count"].astype(np.float64), log.n_states
-        sums = np.column_stack([counts["reward"], gains])
-        squares = np.column_stack([counts["reward_squares"], squares])
-        within = np.maximum(squares - sums**2 / n[:, None], 0.0)
-        within[within <= 1e-12 * squares] = 0.0  # rounding
+        means, spreads = [counts["r"]], [counts["r_var"]]
+        if "u" in counts:
+            means, spreads = [*means, *counts["u"].T], [*spreads, *counts["u_var"].T]
+        else:
+            names = log.question.names
+            means += [-counts["costs"][name] for name in names]
+            spreads += [counts["cost_vars"][name] for name in names]
+        within = np.stack(spreads) * n
         pair = np.searchsorted(log.pairs, counts["s"] * log.n_actions + counts["a"])
         after = np.where(counts["terminated"], n_states, counts["s_next"])
         found = {
             "pair": pair,
             "after": after,
             "count": n,
-            "mean": (sums / n[:, None]).T,
-            "within": within.T,
+            "mean": np.stack(means),
+            "within": within,
             "visits_of": log.pair_counts.astype(np.float64),
             "state": log.pairs // log.n_actions,
         }
@@ -192,8 +194,8 @@ class Posterior:
             n_starts = int(log.initial_counts.sum())
         if worst_costs is None:
             return cls(log, gamma, initial, n_starts, drawn=drawn)
-        if log.units.limits is None:
-            raise TypeError("worst_costs is for logs of costs; see utility_scale for utilities")
+        if log.question.limits is None:
+            raise TypeError("worst_costs is for logs of costs")
         most = np.atleast_1d(check.numbers_array("worst_costs", worst_costs))
         check.check_shape("worst_costs", most, (log.n_utilities,))
         found = cls(log, gamma, initial, n_starts, most, drawn)
@@ -207,35 +209,31 @@ class Posterior:
     @cached_property
     def thresholds(self) -> Array:
         """What each constraint's discounted total must reach, (I,)."""
-        rule = self.log.units.cost_limits()
-        return np.zeros(self.log.n_utilities) if rule is None else -rule.total
+        return -self.log.question.total
 
     @cached_property
     def worst(self) -> Array:
         """Reward and gains of a step at a pair that the log does not show, (1 + I,)."""
-        units, rule = self.log.units, self.log.units.cost_limits()
+        question = self.log.question
         if self.worst_costs is not None:
-            return np.append(-units.reward_scale, -self.worst_costs)
-        gains = -np.array(units.utility_scale) - (0.0 if rule is None else np.maximum(rule.rate, 0.0))
-        return np.append(-units.reward_scale, gains)
+            return np.append(-question.reward_scale, -self.worst_costs)
+        return np.append(-question.reward_scale, -np.array(question.scales) - np.maximum(question.rate, 0.0))
 
     @property
     def best(self) -> Array:
         """The largest reward and gains of a step, (1 + I,): as the scales say, of costs the least one of the log."""
-        units = self.log.units
-        gains = np.array(units.utility_scale) if units.limits is None else self.extremes[1, 1:]
-        return np.append(units.reward_scale, gains)
+        question = self.log.question
+        gains = np.array(question.scales) if question.limits is None else self.extremes[1, 1:]
+        return np.append(question.reward_scale, gains)
 
     @cached_property
     def extremes(self) -> Array:
         """The least and the largest reward and gains of a row, (2, 1 + I)."""
-        units, rule = self.log.units, self.log.units.cost_limits()
+        question = self.log.question
         least, most = np.full((2, 1 + self.log.n_utilities), [[np.inf], [-np.inf]])
         for part, _ in self.log.parts():
-            u = part["u"] * np.array(units.utility_scale)
-            if rule is not None:
-                u = u - np.where((part["s_next"] < 0)[:, None], rule.total, rule.rate)
-            gains = np.column_stack([part["r"] * units.reward_scale, u])
+            u = part["u"] * np.array(question.scales) - question.share[(part["s_next"] < 0).astype(np.intp)]
+            gains = np.column_stack([part["r"] * question.reward_scale, u])
             least, most = np.minimum(least, gains.min(axis=0)), np.maximum(most, gains.max(axis=0))
         return np.array([least, most])
 

@@ -15,7 +15,7 @@ until one fails.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +40,7 @@ from dpdl.models.judgement import MOST_PAIRS, Judge
 from dpdl.models.planner import Planner
 from dpdl.models.plug_in import plug_in
 from dpdl.models.status_line import StatusLine
+from dpdl.question import pose
 
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
@@ -55,6 +56,8 @@ def safe_policy(
     log: Dataset,
     *,
     gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
     delta: float = 0.05,
     method: str = "normal",
     solver: str = "plan",
@@ -73,6 +76,8 @@ def safe_policy(
     log : Dataset
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     delta : float, optional
         Probability with which a certified policy may break a limit.
     method : {"normal", "finite"}, optional
@@ -103,9 +108,8 @@ def safe_policy(
     --------
     >>> rng = np.random.default_rng(0)
     >>> a = rng.integers(0, 2, 2000)
-    >>> log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a * rng.random(2000), 0.5, gamma=0.5, normalised=True,
-    ...                          n_states=1, n_actions=2)
-    >>> answer = safe_policy(log, gamma=0.5, rho0=[1.0])
+    >>> log = Dataset(0 * a, a, 0 * a, a, costs={"wear": 2.0 * a * rng.random(2000)}, n_states=1, n_actions=2)
+    >>> answer = safe_policy(log, gamma=0.5, limits={"wear": 0.5}, limit_on="average", rho0=[1.0])
     >>> answer.status.name, answer.policy.round(2).tolist()
     ('CERTIFIED', [[0.5, 0.5]])
     """
@@ -114,6 +118,7 @@ def safe_policy(
     shown = None if progress is None else check.flag("progress", progress)
     if executor is not None:
         check.instance("executor", executor, Executor)
+    log = pose(log, gamma, limits, limit_on)
     certifier = Certifier.of(
         log, gamma, delta, method, rho0, initial_states, worst_costs, chosen_here=method == "normal"
     )
@@ -209,7 +214,7 @@ class _Searches:
     def _learned(self, start: Value) -> Iterator[Tried]:
         """Policies by `learn` at growing margins until one passes, and by bisection from there."""
         posterior = self.certifier.posterior
-        scale = np.array(posterior.log.units.utility_scale)
+        scale = np.array(posterior.log.question.scales)
         need = float((self.certifier.wide(start)[1:] / scale).max(initial=0.0))
         low, high, t = 0.0, np.inf, 1.0
         for _ in range(6):
@@ -249,7 +254,7 @@ class _Searches:
         log, gamma = self.certifier.posterior.log, self.certifier.posterior.gamma
 
         def seen() -> Any:
-            return evidence(log, gamma, value.V[0] / log.units.reward_scale, np.zeros(log.n_utilities))
+            return evidence(log, gamma, value.V[0] / log.question.reward_scale, np.zeros(log.n_utilities))
 
         kept = "this policy keeps every limit" if certificate.constraints else "there is no limit to keep"
         message = (
@@ -258,7 +263,7 @@ class _Searches:
         )
         if certificate.behaviour is not None:
             message += f"; the policy that made the log earns {certificate.behaviour.estimate:.4g}"
-        found = Policy(policy, log.labels, log.units, seen)
+        found = Policy(policy, log.labels, log.question, seen)
         return self._make(AnswerStatus.CERTIFIED, message, found, certificate, policy, None)
 
     def refused(self, careful: Tried) -> Answer:

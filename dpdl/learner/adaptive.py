@@ -34,6 +34,7 @@ from dpdl.learner.options import OptionKeywords, Options
 from dpdl.learner.run import Run
 from dpdl.learner.verify import verify
 from dpdl.premises import Premise, combined
+from dpdl.question import pose
 from dpdl.result import FINISHED, MESSAGES, Level, Point, Result, Status
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
 from dpdl.theory import Problem
@@ -143,6 +144,7 @@ def learn_adaptive(
     chosen, inputs, options = parse(
         dataset, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
+    dataset = pose(dataset, *chosen.asked)
     reuse = check.flag("reuse", reuse) or chosen.profile == "practice"
     schedule = _Schedule(
         dataset=dataset,
@@ -418,11 +420,12 @@ class _Schedule:
                 f"it was made with a function as {functions[0]}, which cannot be stored: resume it with "
                 "learn_adaptive(..., resume=True)"
             )
+        base = Settings.of(None, content["settings"])
+        dataset = pose(dataset, *base.asked)
         check.flag("mixing_time_estimated", content["mixing_time_estimated"])
         inputs = Inputs.of(dataset, rho0=initial, known=tuple(content["known"]))
         estimated = check.flag("initial_estimated", content["initial_estimated"])
         inputs = replace(inputs, initial_estimated=estimated)
-        base = Settings.of(None, content["settings"])
         return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in names})
 
     def untouched(self, generator: np.random.Generator) -> Run:

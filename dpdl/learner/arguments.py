@@ -14,6 +14,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.learner import practice
 from dpdl.learner.layout import InputKeywords, Inputs
 from dpdl.learner.options import OptionKeywords, Options
+from dpdl.question import pose
 from dpdl.settings import SettingKeywords, Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -43,12 +44,21 @@ def parse(
         return {name: rest.pop(name) for name in names}
 
     options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
+    dataset = _posed(dataset, settings, rest)
     read = Inputs.of(dataset, **given, **inputs)
     if settings is None and "gamma" in rest and _in_practice(rest):
-        check.real("gamma", rest["gamma"], above=0, below=1)
-        check.same_discount(dataset.units.gamma, float(rest["gamma"]))
         rest = practice.defaults(dataset, rest, read.initial)
     return Settings.of(settings, rest), read, options
+
+
+def _posed(dataset: Dataset, settings: Settings | None, given: dict[str, Any]) -> Dataset:
+    """The log under the question of the settings and keywords."""
+    check.instance("dataset", dataset, Dataset)
+    gamma, limits, limit_on = (None, None, None) if settings is None else settings.asked
+    gamma = given.get("gamma", gamma)
+    if gamma is None:
+        raise TypeError("missing setting 'gamma'")
+    return pose(dataset, gamma, given.get("limits", limits), given.get("limit_on", limit_on))
 
 
 def _in_practice(given: dict[str, Any]) -> bool:

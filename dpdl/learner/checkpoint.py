@@ -55,6 +55,7 @@ from dpdl.learner import checkpoint_file, phases, state
 from dpdl.learner.layout import KNOWABLE, Inputs, Layout
 from dpdl.learner.phases import Judged, Phase, Start
 from dpdl.learner.run import Run
+from dpdl.question import pose
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
@@ -171,6 +172,7 @@ def _compare(settings: Settings, layout: Layout) -> None:
 
 def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: Dataset) -> Run:
     settings = Resolved(**header["settings"])
+    dataset = pose(dataset, *settings.asked)
     if settings != settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities):
         raise ValueError("its settings are not complete")
     given = header["inputs"]

@@ -27,6 +27,7 @@ from dpdl.learner import practice
 from dpdl.learner.bins import Bins
 from dpdl.mixing.estimate import estimate_mixing_time
 from dpdl.premises import Facts
+from dpdl.question import pose
 from dpdl.result import Point, SparseTable
 from dpdl.settings import ESTIMATE, Resolved, Settings
 
@@ -271,7 +272,7 @@ class Layout:
 
         What does not depend on the settings that differ is shared with those in `like`, of the same log and inputs.
         """
-        check.same_discount(dataset.units.gamma, settings.gamma)
+        dataset = pose(dataset, *settings.asked)
         estimated = settings.mixing_time == ESTIMATE
         if estimated:
             known = [one.settings.mixing_time for one in like if one.settings.delta == settings.delta]

@@ -105,19 +105,21 @@ class Run:
             initial=layout.inputs.initial,
             initial_estimated=layout.inputs.initial_estimated,
             notes=notes,
-            units=layout.dataset.units,
+            question=layout.dataset.question,
             labels=layout.dataset.labels,
             log=layout.dataset,
         )
 
     def _start_earns_more(self, start: Start, best: Judged) -> str:
         """By how much the start earns more, and why it was not returned all the same."""
-        settings, units = self.layout.settings, self.layout.dataset.units
+        settings, question = self.layout.settings, self.layout.dataset.question
         why = f"lacks {start.lacking / (1 - settings.gamma):.2g} of the margin kappa = {settings.kappa:.4g}"
         if start.beyond > best.beyond:
             why = f"spends {start.beyond:.2%} of its time beyond what psi = {settings.psi:g} allows"
             why += f" ({best.beyond:.2%} for the policy)"
-        more, earned = (units.reward(one / (1 - settings.gamma)) for one in (start.reward - best.reward, best.reward))
+        more, earned = (
+            question.reward(one / (1 - settings.gamma)) for one in (start.reward - best.reward, best.reward)
+        )
         return f"on the plug-in model the start earns {more:.2g} more than the policy's {earned:.6g}, but it {why}"
 
     def _ending(self, status: Status) -> str:

@@ -98,6 +98,8 @@ def verify(
     check.instance("result", result, Result)
     check.instance("dataset", dataset, Dataset)
     settings, reference = result.settings, result.reference
+    if result.question is not None and dataset.question is None:
+        dataset = result.question.pose(dataset)
     sizes = (dataset.n_states, dataset.n_actions, dataset.n_utilities)
     if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):
         raise ValueError(
