@@ -1,8 +1,8 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
 A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
-have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``question`` (null if not
-known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
+have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``question`` (null
+if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
 ``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
 """
 

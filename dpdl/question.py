@@ -6,9 +6,9 @@ J^u_i >= 0. With the column v of a record (a cost, or a utility),
     u_i = (v_i - share_i) slope_i,        reward = r / reward_scale.
 
 Of a cost with a limit, slope_i = -1/scale_i, and share_i is what the limit grants a row: the limit's rate a step for a
-row that goes on, and its discounted total for a row that ends its episode, because what would have followed is free. Then
-sum_t gamma^t u_i >= 0 says that the limit is kept. Of a utility, share_i = 0 and slope_i = 1/scale_i. The scale is the
-largest absolute value in the log; it is 1 for rewards and utilities that are in [-1, 1] as they were given.
+row that goes on, and its discounted total for a row that ends its episode, because what would have followed is free.
+Then sum_t gamma^t u_i >= 0 says that the limit is kept. Of a utility, share_i = 0 and slope_i = 1/scale_i. The scale is
+the largest absolute value in the log; it is 1 for rewards and utilities that are in [-1, 1] as they were given.
 """
 
 from __future__ import annotations

@@ -341,8 +341,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the contents: two logs are the same if and only if their fingerprints are.
 
-        It does not depend on where the log is stored, on labels, or on what is asked. It costs nothing for a log opened from a folder,
-        one pass otherwise.
+        It does not depend on where the log is stored, on labels, or on what is asked. It costs nothing for a log
+        opened from a folder, one pass otherwise.
         """
         if self._raw is not None:
             return self._raw.fingerprint

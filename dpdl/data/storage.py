@@ -4,8 +4,8 @@ Version 3 of the format is a folder with these files:
 
 ``header.json``
     One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (3), the fields of `Sizes`, ``costs`` (the names
-    of the costs; null if the columns are utilities), ``files`` (for each other file its length in ``bytes`` and its ``sha256``) and ``checksum``: the
-    SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
+    of the costs; null if the columns are utilities), ``files`` (for each other file its length in ``bytes`` and its
+    ``sha256``) and ``checksum``: the SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
 ``records.npy``
     The packed transitions, a structured array of `record_dtype`; ``s_next`` is -1 where an episode ended. A log of N
     transitions with I utilities takes N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.

@@ -22,6 +22,7 @@ from dpdl.learner.layout import Inputs, Layout
 from dpdl.learner.options import Options
 from dpdl.learner.progress import Progress
 from dpdl.learner.run import Run
+from dpdl.question import pose
 from dpdl.result import Point, Result
 from dpdl.settings import Settings
 
@@ -147,7 +148,8 @@ class Jobs:
                 lock.take(folder / plan.PLAN)
             try:
                 results = pool.run(tasks, n_steps, self.resumed, self.dataset, self.executor, bar)
-                return {k: replace(result, log=self.dataset) for k, result in results.items()}  # a worker sends no log
+                posed = {k: pose(self.dataset, *result.settings.asked) for k, result in results.items()}
+                return {k: replace(result, log=posed[k]) for k, result in results.items()}  # a worker sends no log
             except Exception as error:
                 if folder is not None:
                     error.add_note(f"The runs can be resumed from {folder} with resume=True.")
