@@ -28,6 +28,8 @@ from dpdl.files.headers import expect_names
 
 TOTAL, AVERAGE = "total", "average"
 LIMIT_ON = (TOTAL, AVERAGE)
+#: Utilities that are smaller than this, relative to their scale, are rounding.
+ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Question:
         bare = cls(gamma, tuple(chosen), tuple(chosen.values()), limit_on, columns, reward_scale, (1.0,) * len(chosen))
         with np.errstate(over="ignore", invalid="ignore"):
             slack = ranges[:, :, [1 + k for k in columns]] - bare.share[:, None]
-        scales = tuple(_largest(slack[:, :, i]) for i in range(len(columns)))
+        scales = tuple(_of_costs(slack[:, :, i], ranges[:, :, 1 + k]) for i, k in enumerate(columns))
         for name, scale in zip(chosen, scales, strict=True):
             if not np.isfinite(scale):
                 raise ValueError(f"limits[{name!r}] = {chosen[name]!r} less the costs of the log overflows")
@@ -177,6 +179,7 @@ class Question:
         notes = []
         for i, (low, high) in enumerate(zip(least, most, strict=True)):
             name = f"cost {self.names[i]!r}" if of_costs else f"u[:, {i}]"
+            low, high = (0.0 if abs(one) < ROUNDING else one for one in (low, high))
             if low >= 0 and high > 0:
                 notes.append(f"{name} is never {above}, so no policy can break its constraint{hint}")
             elif high < 0:
@@ -248,6 +251,12 @@ def pose(log: Dataset, gamma: float, limits: Mapping[str, float] | None = None, 
     if gamma != asked.gamma or not same:
         raise ValueError(f"the log was posed under another question, gamma = {asked.gamma}: pass the log itself")
     return log
+
+
+def _of_costs(slack: Array, costs: Array) -> float:
+    """The scale of what a limit leaves; if that is rounding, of costs which are all at their limit, that of the costs."""
+    scale = _largest(slack)
+    return scale if scale > 8 * np.finfo(float).eps * _largest(costs) else _largest(costs)
 
 
 def _largest(extremes: Array, keep_small: bool = False) -> float:

@@ -9,6 +9,7 @@ import scipy.stats
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
 sys.path.append(str(Path(__file__).parent.parent / "bench"))
+import logs
 import safety_problems as problems
 from dpdl import Certificate, Dataset, certify, coverage, frontier
 from dpdl.deploying.certificate import Certifier
@@ -21,7 +22,7 @@ def one_state(n=1000, seed=0, limit=0.5, **options):
     """One state; action 1 earns 1 and costs 2 times a uniform number, action 0 neither."""
     rng = np.random.default_rng(seed)
     a = rng.integers(0, 2, n)
-    return Dataset.from_costs(
+    return logs.from_costs(
         0 * a, a, 0 * a, 1.0 * a, 2.0 * a * rng.random(n), limit,
         gamma=0.5, normalised=True, n_states=1, n_actions=2, **options,
     )  # fmt: skip
@@ -200,7 +201,7 @@ def test_smaller_delta_wider_bound():
 
 
 def test_pairs_not_in_the_log_are_worst_case():
-    log = Dataset.from_costs([0, 0], [0, 0], [0, 0], [1.0, 1.0], [0.1, 0.2], 0.5, gamma=0.5, normalised=True,
+    log = logs.from_costs([0, 0], [0, 0], [0, 0], [1.0, 1.0], [0.1, 0.2], 0.5, gamma=0.5, normalised=True,
                              n_states=1, n_actions=2)  # fmt: skip
     seen, unseen = (certify([row], log, gamma=0.5, rho0=[1.0]) for row in ([1.0, 0.0], [0.0, 1.0]))
     assert seen.unseen == 0
@@ -242,7 +243,7 @@ def test_text_says_what_the_bounds_rest_on(method):
 
 
 def test_names_are_escaped_in_html():
-    log = Dataset.from_table(
+    log = logs.from_table(
         {"s": ["<b>", "<b>"], "a": ["&", "&"], "r": [1.0, 0.0], "<script>": [0.0, 0.1], "next": ["<b>", "<b>"]},
         state="s", action="a", reward="r", costs={"<script>": 0.5}, limits="average", gamma=0.5, next_state="next",
     )  # fmt: skip
@@ -258,7 +259,7 @@ def test_figures_per_episode():
     n = 20_000
     ended = rng.random(n) < 0.5
     zero = np.zeros(n, dtype=int)
-    log = Dataset.from_costs(zero, zero, zero, np.full(n, 3.0), np.ones(n), 5.0, gamma=0.5, normalised=False,
+    log = logs.from_costs(zero, zero, zero, np.full(n, 3.0), np.ones(n), 5.0, gamma=0.5, normalised=False,
                              n_states=1, n_actions=1, terminated=ended, reward_scale=3.0)  # fmt: skip
     found = certify([[1.0]], log, gamma=0.5, rho0=[1.0])
     steps = n / ended.sum()
@@ -310,7 +311,7 @@ def test_a_frontier_worked_by_hand():
     J = p/(1-gamma) = l in units of gamma = 1/2; the price is 1, and 0 from l = 2 on.
     """
     a = np.repeat([0, 1], 5000)
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 0.5, gamma=0.5, normalised=True, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 0.5, gamma=0.5, normalised=True, n_states=1,
                              n_actions=2)  # fmt: skip
     found = frontier(log, gamma=0.5, rho0=[1.0], limits=[3.0, 0.5, 0.0, 1.5, -0.5])
     assert [one.limit for one in found.points] == [-0.5, 0.0, 0.5, 1.5, 3.0]
@@ -328,7 +329,7 @@ def test_frontiers_are_monotone_and_prices_are_slopes():
     rng = np.random.default_rng(0)
     drawn = problem.cmdp.sample(3000, problem.mu, rng)
     cost = problem.c[0, drawn.s, drawn.a]
-    log = Dataset.from_table(
+    log = logs.from_table(
         {"s": drawn.s, "a": drawn.a, "next": drawn.s_next, "r": problem.r[drawn.s, drawn.a], "harm": cost},
         state="s", action="a", reward="r", costs={"harm": 0.1}, next_state="next",
         limits="average", gamma=0.8,
@@ -358,7 +359,7 @@ def test_frontiers_are_monotone_and_prices_are_slopes():
 def test_prices_of_totals_are_per_unit_of_the_total():
     """As worked by hand above, with limits on the total: J = l/2 for gamma = 1/2, so that the price is 1/2."""
     a = np.repeat([0, 1], 5000)
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 1.0, gamma=0.5, normalised=False, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, 2.0 * a, 1.0, gamma=0.5, normalised=False, n_states=1,
                              n_actions=2)  # fmt: skip
     (found,) = frontier(log, gamma=0.5, rho0=[1.0], limits=2.0).points
     assert (found.limit, found.reward) == (2.0, pytest.approx(1.0, abs=2e-3))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import logs
 from dpdl import Dataset
 from dpdl.deploying.posterior import LEAST_ALPHA, MOST_ALPHA, PLAUSIBLE, Posterior
 
@@ -31,13 +32,13 @@ def make(kind, data):
     if kind == "utilities":
         rows["u"] = 0.5 - rows.pop("costs")
         return Dataset(**rows, utility_scale=2.0, **sizes)
-    return Dataset.from_costs(**rows, limits=LIMITS[kind], gamma=GAMMA, normalised=kind == "average", **sizes)
+    return logs.from_costs(**rows, limits=LIMITS[kind], gamma=GAMMA, normalised=kind == "average", **sizes)
 
 
 def as_counts(log):
     """The same log through its table of counts."""
     table = log.counts()
-    units = log.units
+    units = log.question
     known = {"n_states": S, "n_actions": A, "reward_scale": units.reward_scale, **table}
     if units.limits is None:
         return Dataset.from_counts(**known, utility_scale=units.utility_scale)
@@ -59,7 +60,7 @@ def dense(kind, data, log, weights, unknown, policy, rho0):
     s, a, ended = data["s"], data["a"], data["terminated"]
     s_next = np.where(ended, S + 1, data["s_next"])
     gain = np.column_stack([data["r"], 0.5 - data["costs"] if kind == "utilities" else -data["costs"]])
-    worst = np.array([-log.units.reward_scale, *(-np.array(log.units.utility_scale))])
+    worst = np.array([-log.question.reward_scale, *(-np.array(log.question.scales))])
     if kind != "utilities":
         worst[1:] -= np.array(LIMITS[kind]) * (1 if kind == "average" else 1 - GAMMA)
     n, counted = np.zeros((S, A)), np.zeros((S, A, S + 2))
@@ -256,7 +257,7 @@ def test_pairs_that_led_to_one_state_have_an_alpha_of_their_own():
 def test_figures_are_finite_for_every_discount_and_scale(gamma):
     data = columns(80, ends=True)
     for factor in (1e-12, 1.0, 1e12):
-        log = Dataset.from_costs(
+        log = logs.from_costs(
             data["s"], data["a"], data["s_next"], factor * data["r"], factor * data["costs"], [factor, 0.0],
             gamma=gamma, normalised=True, n_states=S, n_actions=A, terminated=data["terminated"],
             reward_scale=3 * factor,
@@ -277,7 +278,7 @@ def test_unknown_states_are_reckoned_with_as_often_as_rows_lead_to_new_ones():
 
     def posterior(s, a, after, **options):
         costs = {"limits": 1.0, "normalised": True, **more}
-        return Posterior.of(Dataset.from_costs(s, a, after, zero, zero, **costs, **options), 0.5, [1, 0, 0, 0], None)
+        return Posterior.of(logs.from_costs(s, a, after, zero, zero, **costs, **options), 0.5, [1, 0, 0, 0], None)
 
     assert posterior(s, a, after).unknown == pytest.approx(1 / 2)  # one such row, to 2, which no row leaves
     assert posterior(s, a, [1, 1, 1, 0, 0, 1]).unknown == 0
@@ -338,7 +339,7 @@ def test_an_accident_that_a_pair_has_not_shown_is_not_forgotten():
     rng = np.random.default_rng(0)
     a = np.tile(np.arange(20), 50)
     cost = (rng.random(len(a)) < 0.05).astype(float)
-    log = Dataset.from_costs(0 * a, a, 0 * a, 0.0 * a, cost, 0.1, gamma=0.5, normalised=True, n_states=1, n_actions=20)
+    log = logs.from_costs(0 * a, a, 0 * a, 0.0 * a, cost, 0.1, gamma=0.5, normalised=True, n_states=1, n_actions=20)
     spared = np.flatnonzero(np.bincount(a, cost) == 0)
     assert len(spared)
     for drawn in (False, True):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dpdl
+import logs
 from dpdl.report import report_html, write_report
 from test_table import clinic
 
@@ -22,7 +23,7 @@ def log_of(n, seed=0, **costs):
     table = clinic(n, seed)
     for name in [*costs]:
         costs[name.replace("_", " ")] = costs.pop(name)
-    return dpdl.Dataset.from_table(table, **NAMES, costs=costs, limits="total", gamma=0.9, missing="drop")
+    return logs.from_table(table, **NAMES, costs=costs, limits="total", gamma=0.9, missing="drop")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
 def test_labels_cannot_break_the_page():
     table = {"s": ["<b>x</b>", "y&z"] * 50, "a": ["<script>", "b"] * 50, "t": ["y&z", "<b>x</b>"] * 50}
     table |= {"r": [1.0, 0.0] * 50, "<i>c": [0.2, 0.1] * 50, "e": list(range(100))}
-    log = dpdl.Dataset.from_table(
+    log = logs.from_table(
         table,
         state="s",
         action="a",

@@ -18,6 +18,7 @@ from real_logs import GAMMA, LIMITS, behaviour_log, returns, rollout, world
 
 # At the end: bench has a `problems` of its own, which must not hide that of the tests.
 sys.path.append(str(Path(__file__).parent.parent / "bench"))
+import logs
 import safety_problems as problems
 
 CERTIFIED, INFEASIBLE, NOT_ENOUGH_DATA = AnswerStatus
@@ -142,7 +143,7 @@ def test_not_enough_data_says_how_much_and_where(refused):
 def test_a_start_that_the_log_never_leaves_is_a_lack_of_data():
     """Nothing is known of state 1: that is not the same as knowing that the limit cannot be kept."""
     zero = np.zeros(200, dtype=int)
-    log = Dataset.from_costs(zero, zero, zero, zero, 0.1 + zero, 0.5, gamma=0.9, normalised=True, n_states=2,
+    log = logs.from_costs(zero, zero, zero, zero, 0.1 + zero, 0.5, gamma=0.9, normalised=True, n_states=2,
                              n_actions=2)  # fmt: skip
     answer = safe_policy(log, gamma=0.9, rho0=[0.0, 1.0])
     assert_sound(answer, log)
@@ -159,7 +160,7 @@ def table_log(n, gamma, n_states=3, n_actions=2, n_costs=1, seed=0, limit=0.6, s
     rng = np.random.default_rng(seed)
     s, a = rng.integers(0, n_states, n), rng.integers(0, n_actions, n)
     r, c = rng.random(n), rng.random((n, n_costs)) * (0.3 + 0.7 * a[:, None])
-    return Dataset.from_costs(
+    return logs.from_costs(
         s, a, rng.integers(0, n_states, n), scale * r, scale * c, np.full(n_costs, scale * limit),
         gamma=gamma, normalised=True, n_states=n_states, n_actions=n_actions, reward_scale=scale,
     )  # fmt: skip
@@ -203,7 +204,7 @@ def test_one_state_or_one_action(n_states, n_actions):
 def free_and_paid(limit, cost=1.0, n=400, **options):
     """One state: action 0 is free, action 1 earns 1 and costs `cost`, for certain."""
     a = np.arange(n) % 2
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, cost * a, limit, gamma=0.5, normalised=True, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, cost * a, limit, gamma=0.5, normalised=True, n_states=1,
                              n_actions=2)  # fmt: skip
     return safe_policy(log, gamma=0.5, rho0=[1.0], **options), log
 
@@ -223,7 +224,7 @@ def test_a_limit_that_nothing_reaches_leaves_everything():
 
 def test_costs_that_are_always_at_the_limit():
     a = np.arange(300) % 2
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 0.7 + 0.0 * a, 0.7, gamma=0.9, normalised=True, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, 0.7 + 0.0 * a, 0.7, gamma=0.9, normalised=True, n_states=1,
                              n_actions=2)  # fmt: skip
     answer = safe_policy(log, gamma=0.9, rho0=[1.0])
     assert_sound(answer, log)
@@ -233,7 +234,7 @@ def test_costs_that_are_always_at_the_limit():
 
 def test_costs_that_are_always_zero():
     a = np.arange(300) % 2
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 0.0 * a, 0.7, gamma=0.9, normalised=True, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, 0.0 * a, 0.7, gamma=0.9, normalised=True, n_states=1,
                              n_actions=2)  # fmt: skip
     answer = safe_policy(log, gamma=0.9, rho0=[1.0])
     assert_sound(answer, log)
@@ -242,7 +243,7 @@ def test_costs_that_are_always_zero():
 
 def test_costs_that_are_always_above_the_limit_are_infeasible():
     a = np.arange(300) % 2
-    log = Dataset.from_costs(0 * a, a, 0 * a, 1.0 * a, 1.0 + a, 0.5, gamma=0.9, normalised=True, n_states=1,
+    log = logs.from_costs(0 * a, a, 0 * a, 1.0 * a, 1.0 + a, 0.5, gamma=0.9, normalised=True, n_states=1,
                              n_actions=2)  # fmt: skip
     for method in ("normal", "finite"):
         answer = safe_policy(log, gamma=0.9, rho0=[1.0], method=method)
@@ -266,14 +267,14 @@ def test_dead_ends_are_avoided_or_nothing_is_certified():
     """Action 1 leads to a state that the log never leaves; action 0 stays."""
     a = np.arange(600) % 2
     s_next = np.where(a == 1, 1, 0)
-    log = Dataset.from_costs(0 * a, a, s_next, 1.0 * a, 0.1 + 0.0 * a, 0.5, gamma=0.9, normalised=True, n_states=2,
+    log = logs.from_costs(0 * a, a, s_next, 1.0 * a, 0.1 + 0.0 * a, 0.5, gamma=0.9, normalised=True, n_states=2,
                              n_actions=2)  # fmt: skip
     answer = safe_policy(log, gamma=0.9, rho0=[1.0, 0.0])
     assert_sound(answer, log)
     assert answer.status is CERTIFIED
     assert answer.policy[0, 0] > 0.9
     assert any("never left" in note for note in answer.notes)
-    only = Dataset.from_costs([0] * 50, [0] * 50, [1] * 50, [1.0] * 50, [0.1] * 50, 0.5, gamma=0.9, normalised=True,
+    only = logs.from_costs([0] * 50, [0] * 50, [1] * 50, [1.0] * 50, [0.1] * 50, 0.5, gamma=0.9, normalised=True,
                               n_states=2, n_actions=1)  # fmt: skip
     answer = safe_policy(only, gamma=0.9, rho0=[1.0, 0.0])
     assert_sound(answer, only)
@@ -321,7 +322,7 @@ def test_halves_share_neither_rows_nor_first_states():
     starts = np.arange(0, 3000, 10)
     s, a = rng.integers(0, 3, 3000), rng.integers(0, 2, 3000)
     s_next = np.append(s[1:], 0)
-    log = Dataset.from_costs(s, a, s_next, rng.random(3000), rng.random(3000), 0.6, gamma=0.8, normalised=True,
+    log = logs.from_costs(s, a, s_next, rng.random(3000), rng.random(3000), 0.6, gamma=0.8, normalised=True,
                              n_states=3, n_actions=2, starts=starts)  # fmt: skip
     counted = Dataset.from_counts(**log.counts(), n_states=3, n_actions=2, limits=[0.6], gamma=0.8, normalised=True,
                                   initial=log.initial_counts)  # fmt: skip
@@ -376,7 +377,7 @@ def test_the_best_of_many_equal_actions_is_not_believed(world):
     for seed in range(4):
         s, a, s_next, cost, true = world(np.random.default_rng(seed))
         assert np.min(np.bincount(a[s == 0], cost[s == 0]) / np.bincount(a[s == 0])) < 0.8 * true
-        log = Dataset.from_costs(s, a, s_next, 0.0 * s, cost, 0.8 * true, gamma=0.5, normalised=True,
+        log = logs.from_costs(s, a, s_next, 0.0 * s, cost, 0.8 * true, gamma=0.5, normalised=True,
                                  n_states=int(s.max()) + 1, n_actions=int(a.max()) + 1)  # fmt: skip
         answer = safe_policy(log, gamma=0.5, rho0=np.eye(1, log.n_states)[0])
         assert_sound(answer, log)
@@ -390,7 +391,7 @@ def test_a_smoothed_model_does_not_flatter():
     s = np.tile(np.arange(40), 60)
     s_next = np.clip(s + np.rint(rng.standard_cauchy(len(s))).astype(int), 0, 39)
     cost = 1.0 * (s < 10)
-    log = Dataset.from_costs(s, 0 * s, s_next, 0.0 * s, cost, 0.9, gamma=0.9, normalised=True, n_states=40, n_actions=1)
+    log = logs.from_costs(s, 0 * s, s_next, 0.0 * s, cost, 0.9, gamma=0.9, normalised=True, n_states=40, n_actions=1)
     rho0 = np.eye(40)[2]
     one = certify(np.ones((40, 1)), log, gamma=0.9, rho0=rho0).constraints[0]
     assert one.estimate >= dpdl.judge(np.ones((40, 1)), log, gamma=0.9, rho0=rho0).constraints[0].value - 1e-9
@@ -405,7 +406,7 @@ def test_the_best_of_many_equal_next_states_is_not_believed():
         s = np.concatenate([0 * a, [1] * 30, [2] * 30])
         actions = np.concatenate([a, np.zeros(60, dtype=int)])
         s_next = np.concatenate([1 + costly, [1] * 30, [2] * 30])
-        log = Dataset.from_costs(s, actions, s_next, 0.0 * s, 1.0 * (s == 2), 0.2, gamma=0.5, normalised=True,
+        log = logs.from_costs(s, actions, s_next, 0.0 * s, 1.0 * (s == 2), 0.2, gamma=0.5, normalised=True,
                                  n_states=3, n_actions=n_actions)  # fmt: skip
         answer = safe_policy(log, gamma=0.5, rho0=[1.0, 0.0, 0.0])
         assert_sound(answer, log)
@@ -462,7 +463,7 @@ def ward():
                 rows[key].append(value)
             if end:
                 break
-    return Dataset.from_table(
+    return logs.from_table(
         {key: np.array(column) for key, column in rows.items()}, state="s", action="a", reward="r",
         costs={"harm & <risk>": 0.3}, limits="total", gamma=0.9, next_state="next", episode="who", time="t",
         terminated="end",
@@ -598,7 +599,7 @@ def test_damaged_files_are_refused_in_one_line(certified, refused, tmp_path, no_
 
 def real_answer(name, seed=0, n=200_000):
     """The answer for a log of an environment, and rollouts of its policy there: reward and cost of each episode."""
-    log = Dataset.from_table(
+    log = logs.from_table(
         behaviour_log(name, n=n, seed=seed), state="s", action="a", reward="r", costs={"c": LIMITS[name]},
         limits="total", gamma=GAMMA, next_state="next", episode="episode", time="t", terminated="end", truncated="cut",
     )  # fmt: skip
@@ -668,7 +669,7 @@ n = rng.multinomial(N, rng.dirichlet(np.ones(K), S * A).ravel() / (S * A))
 r, c = rng.random(S * A), rng.beta(0.2, 0.2, S * A)
 pair, after = np.repeat(pair, n), np.repeat(after, n)
 rule = {"limits": 0.1, "gamma": 0.95, "normalised": True}
-log = Dataset.from_costs(pair // A, pair % A, after, r[pair], c[pair], n_states=S, n_actions=A, **rule)
+log = logs.from_costs(pair // A, pair % A, after, r[pair], c[pair], n_states=S, n_actions=A, **rule)
 del pair, after
 begin = time.perf_counter()
 answer = safe_policy(log, gamma=0.95, rho0=np.full(S, 1 / S))

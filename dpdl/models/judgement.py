@@ -281,6 +281,9 @@ class Judge:
     model: CMDP
     estimated_start: bool
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", pose(self.dataset, self.model.gamma))
+
     @property
     def question(self) -> Question:
         """What the log was posed under."""
