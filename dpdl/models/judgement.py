@@ -452,7 +452,7 @@ def tolerances(dataset: Dataset, model: CMDP) -> Array:
     if question is not None and question.limits is not None:
         share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
         found = np.where(question.rate != 0, np.minimum(found, share), found)
-    return found
+    return np.maximum(found, ROUNDING)
 
 
 class Chain:
