@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from dpdl.data.parquet import from_parquet
     from dpdl.data.reference import Reference, estimate_reference
     from dpdl.data.units import Units
-    from dpdl.deploying.answer import Answer, AnswerStatus
-    from dpdl.deploying.certificate import Certificate, certify
-    from dpdl.deploying.coverage import Coverage, coverage
-    from dpdl.deploying.frontier import Frontier, frontier
-    from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
     from dpdl.learner.learn import learn
@@ -43,6 +38,11 @@ if TYPE_CHECKING:
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
     from dpdl.result import Level, Point, Result, Status
+    from dpdl.safety.answer import Answer, AnswerStatus
+    from dpdl.safety.certificate import Certificate, certify
+    from dpdl.safety.coverage import Coverage, coverage
+    from dpdl.safety.frontier import Frontier, frontier
+    from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
     from dpdl.sources.opening import open_log
 
@@ -61,11 +61,6 @@ _HOMES = {
     "data.parquet": "from_parquet",
     "data.reference": "Reference estimate_reference",
     "data.units": "Units",
-    "deploying.answer": "Answer AnswerStatus",
-    "deploying.certificate": "Certificate certify",
-    "deploying.coverage": "Coverage coverage",
-    "deploying.frontier": "Frontier frontier",
-    "deploying.safe": "safe_policy",
     "environments.rollout": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
@@ -75,6 +70,11 @@ _HOMES = {
     "learner.learn": "learn",
     "learner.replicate": "Replicas Sweep replicate sweep",
     "learner.resume": "resume",
+    "safety.answer": "Answer AnswerStatus",
+    "safety.certificate": "Certificate certify",
+    "safety.coverage": "Coverage coverage",
+    "safety.frontier": "Frontier frontier",
+    "safety.safe": "safe_policy",
     "settings": "Settings",
     "sources.opening": "open_log",
 }
