@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
     from dpdl.data.reference import Reference, estimate_reference
-    from dpdl.deploying.answer import Answer, AnswerStatus
-    from dpdl.deploying.certificate import Certificate, certify
-    from dpdl.deploying.coverage import Coverage, coverage
-    from dpdl.deploying.frontier import Frontier, frontier
-    from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
     from dpdl.learner.learn import learn
@@ -41,6 +36,11 @@ if TYPE_CHECKING:
     from dpdl.premises import Premise
     from dpdl.question import Question
     from dpdl.result import Level, Point, Result, Status
+    from dpdl.safety.answer import Answer, AnswerStatus
+    from dpdl.safety.certificate import Certificate, certify
+    from dpdl.safety.coverage import Coverage, coverage
+    from dpdl.safety.frontier import Frontier, frontier
+    from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
     from dpdl.sources.opening import read_log
 
@@ -56,11 +56,6 @@ _HOMES = {
     "data.discretizer": "Discretizer",
     "data.labels": "Labels",
     "data.reference": "Reference estimate_reference",
-    "deploying.answer": "Answer AnswerStatus",
-    "deploying.certificate": "Certificate certify",
-    "deploying.coverage": "Coverage coverage",
-    "deploying.frontier": "Frontier frontier",
-    "deploying.safe": "safe_policy",
     "environments.rollout": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
@@ -71,6 +66,11 @@ _HOMES = {
     "learner.learn": "learn",
     "learner.replicate": "Replicas Sweep replicate sweep",
     "learner.resume": "resume",
+    "safety.answer": "Answer AnswerStatus",
+    "safety.certificate": "Certificate certify",
+    "safety.coverage": "Coverage coverage",
+    "safety.frontier": "Frontier frontier",
+    "safety.safe": "safe_policy",
     "settings": "Settings",
     "sources.opening": "read_log",
 }

@@ -197,10 +197,6 @@ def _add_solve(commands: Any) -> None:
     _add_log(parser, gamma=True)
     _add_certificate(parser)
     group = parser.add_argument_group("answer")
-    group.add_argument(
-        "--solver", choices=("plan", "dpdl"), default="plan", help="what finds candidates (default %(default)s)"
-    )
-    _add_seed(group, "of the choice of candidates")
     group.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop with the best answer so far")
     _add_out(group, "folder to write to")
     _add_json(parser)
@@ -324,10 +320,12 @@ def _add_certificate(parser: Any) -> None:
         "--delta", type=float, default=0.05, help="probability that the certificate may be wrong (default %(default)s)"
     )
     group.add_argument(
-        "--method",
-        choices=("normal", "finite"),
-        default="normal",
-        help="normal: asymptotic bounds; finite: for any number of transitions, much wider (default %(default)s)",
+        "--cost-max",
+        type=_cost,
+        action="extend",
+        nargs="+",
+        metavar="NAME=NUMBER",
+        help="the most that a step may cost (default: no surprise is larger than the largest in the log)",
     )
 
 

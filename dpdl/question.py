@@ -254,7 +254,7 @@ def pose(log: Dataset, gamma: float, limits: Mapping[str, float] | None = None, 
 
 
 def _of_costs(slack: Array, costs: Array) -> float:
-    """The scale of what a limit leaves; if that is rounding, of costs which are all at their limit, that of the costs."""
+    """The scale of what a limit leaves; where that is rounding, because all costs are at their limit, of the costs."""
     scale = _largest(slack)
     return scale if scale > 8 * np.finfo(float).eps * _largest(costs) else _largest(costs)
 

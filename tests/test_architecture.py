@@ -27,7 +27,7 @@ LAYERS = [
     ["mixing"],
     ["instances"],
     ["learner"],
-    ["deploying"],
+    ["safety"],
     ["demo", "recording"],
     ["plots"],
     ["report"],

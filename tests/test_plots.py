@@ -30,7 +30,7 @@ def recorder(log):
 
 @pytest.fixture(scope="module")
 def answer(log):
-    return dpdl.safe_policy(log, gamma=0.9, rng=0)
+    return dpdl.safe_policy(log, gamma=0.9)
 
 
 def svg(draw, *arguments, **keywords):

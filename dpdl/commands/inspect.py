@@ -13,7 +13,7 @@ from dpdl.commands.logs import opened
 from dpdl.commands.output import OK, show
 from dpdl.data.columns import Column, column_names, load
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.coverage import coverage
+from dpdl.safety.coverage import coverage
 from dpdl.sources.opening import kind_of
 
 KINDS = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}

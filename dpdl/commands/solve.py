@@ -11,14 +11,14 @@ from dpdl.acting import Policy
 from dpdl.commands.logs import initial, opened, question
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.answer import Answer
-from dpdl.deploying.certificate import certify as certificate_of
-from dpdl.deploying.safe import safe_policy
 from dpdl.learner.interrupts import Interrupts
 from dpdl.report import write_report
+from dpdl.safety.answer import Answer
+from dpdl.safety.certificate import certify as certificate_of
+from dpdl.safety.safe import safe_policy
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
-CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA}
+CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA, "STOPPED": NOT_ENOUGH_DATA}
 
 
 def solve(options: Any) -> int:
@@ -30,9 +30,7 @@ def solve(options: Any) -> int:
             log,
             gamma=options.gamma,
             delta=options.delta,
-            method=options.method,
-            solver=options.solver,
-            rng=options.seed,
+            cost_max=dict(options.cost_max or ()) or None,
             time_limit=options.time_limit,
             progress=False if options.json else None,
             **question(options),
@@ -70,7 +68,7 @@ def certify(options: Any) -> int:
     """Certify a policy of a file on a log."""
     policy = Policy.load(options.policy)
     log = opened(options, None if policy.labels is None else policy.labels.discretizer)
-    settings = {name: getattr(options, name) for name in ("gamma", "delta", "method")}
+    settings = {"gamma": options.gamma, "delta": options.delta, "cost_max": dict(options.cost_max or ()) or None}
     found = certificate_of(aligned(policy, log), log, **settings, **question(options), **initial(options, log))
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
     show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)

@@ -213,7 +213,7 @@ class Dataset:
         >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "r")}
         {'a': [0, 1], 'count': [2, 1], 'r': [0.75, 0.0]}
         """
-        return counts.tabulate(self if self._raw is None else self._raw)
+        return counts.tabulate(self.raw)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
@@ -285,6 +285,11 @@ class Dataset:
         log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, names, path, whole)
         log.__dict__.update(more)
         return log
+
+    @property
+    def raw(self) -> Dataset:
+        """The log in the caller's units, of a posed log; otherwise the log itself."""
+        return self if self._raw is None else self._raw
 
     def posed(self, question: Question) -> Dataset:
         """Return this log in the paper's form under a question (`dpdl.question`).
@@ -379,7 +384,7 @@ class Dataset:
         if len(range(first, last, step)) == 0:
             raise ValueError(f"{part} of a data set of length {len(self)} is empty")
         if self.repeats is not None:
-            return self._counts_of_part(first, last, step)
+            return self._counts_of_part(first, last, step)._with_raw(self._raw, part)
         records = self.records[part]
         begins, whole = self._begins, False
         if begins is not None:
@@ -388,7 +393,12 @@ class Dataset:
             whole = self._whole if first == 0 else bool(np.isin(self._first + first, begins))
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
-        return self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
+        cut = self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
+        return cut._with_raw(self._raw, part)
+
+    def _with_raw(self, raw: Dataset | None, part: slice) -> Self:
+        self.__dict__["_raw"] = None if raw is None else raw[part]
+        return self
 
     def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))

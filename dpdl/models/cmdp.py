@@ -271,10 +271,7 @@ class CMDP(Model):
 
     def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
         sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
-        log = Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
-        if self.question is not None:  # the records are in the paper's form already
-            log.__dict__.update(question=self.question)
-        return log
+        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
 
 
 def _cumulative(probabilities: Array) -> Array:

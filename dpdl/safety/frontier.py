@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _text as text
 from dpdl import _validation as check
-from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.candidates import Plans, Search
-from dpdl.deploying.certificate import Certifier
 from dpdl.models.status_line import StatusLine
 from dpdl.question import pose
+from dpdl.safety.proposals import Proposer
+from dpdl.safety.safe import Search
+from dpdl.safety.task import Task, make_task
 
-#: Limits between the least and the largest cost of a useful policy, if none are given; pessimism of certified points.
-POINTS, PESSIMISM = 8, 1.0
+#: Limits between the least and the largest cost of a useful policy, if none are given.
+POINTS = 8
+#: Proposals at each limit, from careful to bold, see `dpdl.safety.proposals`.
+PARTS = (2.0, 1.4, 1.0, 0.7, 0.4, 0.0)
 
 
 class Point(NamedTuple):
@@ -34,8 +36,7 @@ class Point(NamedTuple):
     certified : float or None
         Estimated reward of the best policy that is certified at that limit; None if there is none.
     price : float or None
-        How much more reward one unit of limit brings, if the limit is made looser by it: the multiplier of the
-        constraint.
+        How much more reward a unit of limit brings, up to the next limit.
     """
 
     limit: float
@@ -92,6 +93,7 @@ def frontier(
     delta: float = 0.05,
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
+    cost_max: Any = None,
 ) -> Frontier:
     """Return what the best policy earns at each limit of a constraint, the other limits staying as they are.
 
@@ -110,6 +112,8 @@ def frontier(
         Failure probability of certified points, each by itself.
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    cost_max : mapping of str to float, or array_like, optional
+        The most that a step may cost.
 
     Examples
     --------
@@ -118,48 +122,65 @@ def frontier(
     >>> log = Dataset(0 * a, a, 0 * a, 1.0 * a, costs={"wear": 2.0 * a}, n_states=1, n_actions=2)
     >>> frontier(log, gamma=0.5, limits={"wear": 0.5}, limit_on="average", values=[0.5, 1.0], rho0=[1.0])
     limit of wear  reward  certified (0.95)  price
-    0.5               0.5               0.5      1
-    1                   1                 1      1
+    0.5               0.5            0.4977      1
+    1                   1            0.9985      1
     """
-    log = pose(log, gamma, limits, limit_on)
-    certifier = Certifier.of(log, gamma, delta, "normal", rho0, initial_states, chosen_here=True)
-    posterior, names = certifier.posterior, log.question.names
-    if not names:
+    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max)
+    if not task.names:
         raise ValueError("log has no constraints")
-    i = _number(constraint, names)
-    sign, share = (
-        -1 if log.question.limits is not None else 1,
-        (1 - gamma) if log.question.limit_on == "average" else 1.0,
-    )
-
-    def with_limit(total: float) -> Array:
-        return np.where(np.arange(len(names)) == i, total, certifier.thresholds)
-
-    start = Search(certifier).first()
+    i = _number(constraint, task.names)
+    search = Search(task)
+    whole = search.samples[2]
+    if not len(whole.options.known):
+        raise ValueError(f"no state of the log has {search.setting.n_min} rows")
+    proposer = Proposer(task, whole, search.setting)
     if values is None:
-        plans = Plans(posterior, start, 0.0)
-        far = -2 * plans.scale[1 + i] / (1 - gamma)  # no policy has less
-        free, careful = plans.best(with_limit(far))[1], plans.most_careful(certifier.thresholds)
-        totals = np.linspace(posterior.value(free).J[1 + i], posterior.value(careful).J[1 + i], POINTS)
+        free = whole.evaluate(proposer.at(_with_limit(task, i, np.inf).limits)).J[1 + i]
+        careful = whole.evaluate(proposer.most_careful()).J[1 + i]
+        totals = np.linspace(careful, free, POINTS)
     else:
-        totals = sign * np.atleast_1d(check.numbers_array("values", values)) / share
+        given = np.atleast_1d(check.numbers_array("values", values))
+        totals = np.array([task.total(limit) for limit in given])
     points: list[Point] = []
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
-        for total in sorted(totals, reverse=True):
+        for total in sorted(totals):
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
-            limit, thresholds = float(sign * share * total) + 0.0, with_limit(total)
-            search = Search(replace(certifier, thresholds=thresholds))
-            plans, start, kept = search.without_margin(start)
-            if not kept:
-                points.append(Point(limit, None, None, None))
-                continue
-            passed = (float(one.value.J[0]) for one in search.run(start, PESSIMISM, None) if one.passed)
-            best, safest = max(best, float(start.J[0])), max(safest, max(passed, default=-np.inf))
-            price = float(plans.prices[i] / share)
-            points.append(Point(limit, best, safest if np.isfinite(safest) else None, price))
-    return Frontier(names[i], tuple(points), certifier.delta)
+            limited = _with_limit(task, i, float(total))
+            found = Search(limited, parts=PARTS)
+            found.samples = search.samples
+            found.run(line)
+            safest = max(safest, *(-float(tested.trial.estimate[0]) for tested in found.passed), -np.inf)
+            policy = proposer.at(limited.limits)
+            J = whole.evaluate(policy).J
+            kept = bool((J[1:] <= limited.limits + 1e-6 * (abs(J[1:]) + abs(limited.limits))).all())
+            best = max(best, -float(J[0])) if kept else best
+            points.append(
+                Point(
+                    task.shown(1 + i, float(total)),
+                    best if np.isfinite(best) else None,
+                    safest if np.isfinite(safest) else None,
+                    None,
+                )
+            )
+    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta)
+
+
+def _with_limit(task: Task, i: int, total: float) -> Task:
+    return replace(task, limits=np.where(np.arange(len(task.limits)) == i, total, task.limits))
+
+
+def _with_prices(points: list[Point]) -> list[Point]:
+    """Set the price at each limit: the slope of the reward towards the next looser one, or else from the last."""
+    found = []
+    for k, point in enumerate(points):
+        a, b = (points[k], points[k + 1]) if k + 1 < len(points) else (points[k - 1], points[k])
+        price = None
+        if len(points) > 1 and a.reward is not None and b.reward is not None and a.limit != b.limit:
+            price = (b.reward - a.reward) / (b.limit - a.limit)
+        found.append(point._replace(price=price))
+    return found
 
 
 def _number(constraint: str | int, names: tuple[str, ...]) -> int:
