@@ -36,7 +36,7 @@ def extension(name: str) -> Extension:
 
 setup(
     ext_modules=cythonize(
-        [extension("_core"), extension("_planning")],
+        [extension("_core"), extension("_planning"), extension("_kernels")],
         include_path=["src_cython"],
         build_dir="build",
         compiler_directives={

@@ -86,10 +86,10 @@ class Empirical:
     def of(cls, log: Dataset, gamma: float, rho0: Array | None) -> tuple[Empirical, Array]:
         """Return the model of a log and the limits on normalised costs, rewards and costs divided by the largest."""
         model = exact.plug_in(log, gamma, rho0)
-        n_pairs, rule = model.r.size, log.units.cost_limits()
+        n_pairs, rule = model.r.size, log.question
         assert rule is not None
         pair = log.s.astype(np.int64) * log.n_actions + log.a
-        slack = log.u * np.array(log.units.utility_scale)
+        slack = log.u * np.array(log.question.scales)
         costs = np.where(log.terminated[:, None], rule.total, rule.rate) - slack
         size = np.maximum(abs(costs).max(axis=0), 1e-300)
         visits = np.bincount(pair, minlength=n_pairs)

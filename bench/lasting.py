@@ -42,7 +42,7 @@ class Log:
 
     def __init__(self, n_pairs: int) -> None:
         n_states = max(2, n_pairs // 10)
-        self.dataset: Dataset = make_log(n_states, 1, np.random.default_rng(0))
+        self.dataset: Dataset = make_log(n_states, 1, 0)
         self.rho0 = np.full(n_states, 1 / n_states)
 
     def run(self, **options: object) -> Result:

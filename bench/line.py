@@ -39,14 +39,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 
 import dpdl
+import peers
 from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
 from dpdl.models import linear_programs as programs
-from dpdl.models import pdlp, planner, restricted
-from dpdl.models.linear_programs import Optimum
+from dpdl.models import planner, restricted
+from dpdl.models.linear_programs import Solver
 
 KINDS = ("fast", "ring", "lake", "skewed")
 SIZES = (300, 3_000, 30_000, 300_000)
@@ -91,7 +91,7 @@ def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
 # ---- The methods ----
 
 
-def by_program(solver: Callable[..., Optimum | None], problem: Problem) -> Outcome | None:
+def by_program(solver: Solver, problem: Problem) -> Outcome | None:
     model = problem.model
     caps = programs.region(model, problem.psi, None if problem.psi is None else problem.log.frequencies)
     program = programs.largest_reward(model, 0.0, caps)
@@ -100,26 +100,6 @@ def by_program(solver: Callable[..., Optimum | None], problem: Problem) -> Outco
         return None
     bound = program.bound(found.V, found.w) / (1 - model.gamma)
     return Outcome(policies.from_occupancy(found.q.reshape(model.r.shape)), bound)
-
-
-def ortools_optimum(cost: Any, *, equal: Any, at_most: Any, upper: Any) -> Optimum | None:
-    from ortools.pdlp import solvers_pb2
-    from ortools.pdlp.python import pdlp as solver
-
-    E, b = equal
-    h = np.concatenate(at_most[1])
-    program = solver.QuadraticProgram()
-    program.objective_vector = cost
-    program.constraint_matrix = sp.csc_matrix(sp.vstack([sp.csr_array(E), *map(sp.csr_array, at_most[0])]))
-    program.constraint_lower_bounds = np.append(b, np.full(len(h), -np.inf))
-    program.constraint_upper_bounds = np.append(b, h)
-    program.variable_lower_bounds, program.variable_upper_bounds = np.zeros(len(cost)), upper
-    settings = solvers_pb2.PrimalDualHybridGradientParams()
-    settings.termination_criteria.simple_optimality_criteria.eps_optimal_relative = ACCURACY
-    settings.termination_criteria.simple_optimality_criteria.eps_optimal_absolute = ACCURACY
-    found = solver.primal_dual_hybrid_gradient(program, settings)
-    y, duals = np.array(found.primal_solution), np.array(found.dual_solution)
-    return Optimum(np.clip(y, 0, upper), duals[: len(b)], -duals[len(b) :]) if len(y) and len(duals) else None
 
 
 def by_planner(problem: Problem) -> Outcome | None:
@@ -145,10 +125,10 @@ def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
     """The methods that are installed, by name."""
     found: dict[str, Callable[[Problem], Outcome | None]] = {}
     if find_spec("highspy"):
-        found["highs"] = partial(by_program, partial(pdlp.optimum, apart=False, solver="ipm", run_crossover="off"))
-        found["pdlp"] = partial(by_program, partial(pdlp.optimum, apart=False, pdlp_optimality_tolerance=ACCURACY))
+        found["highs"] = partial(by_program, partial(peers.highs, solver="ipm", run_crossover="off"))
+        found["pdlp"] = partial(by_program, partial(peers.highs, solver="pdlp", pdlp_optimality_tolerance=ACCURACY))
     if find_spec("ortools"):
-        found["ortools"] = partial(by_program, ortools_optimum)
+        found["ortools"] = partial(by_program, partial(peers.ortools, accuracy=ACCURACY))
     found["planner"] = by_planner
     found["theory"] = lambda problem: by_learning(
         problem,

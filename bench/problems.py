@@ -6,9 +6,11 @@ distributed rates), so that counts reach from one to some dozens and mu_hat has 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-from dpdl import _core, exact
+from dpdl import _core, _kernels, exact
 from dpdl.data.dataset import Dataset
 from dpdl.learner.layout import Inputs, Layout
 from dpdl.learner.twin import Twin
@@ -29,12 +31,13 @@ class Bench:
     increase x and is in case 2 of the x-update, unless it takes the sampled pair to its cap.
     """
 
-    def __init__(self, n_pairs: int, psi: float, n_utilities: int = 1, seed: int = 0, *, full: bool = False) -> None:
-        rng = np.random.default_rng(seed)
+    def __init__(
+        self, n_pairs: int, psi: float, n_utilities: int = 1, seed: int = 0, *, full: bool = False, T: int = 10**8
+    ) -> None:
         n_states = max(2, n_pairs // ACTIONS)
-        self.dataset = make_log(n_states, n_utilities, rng, utility=0.0 if full else 1.0)
+        self.dataset = make_log(n_states, n_utilities, seed, utility=0.0 if full else 1.0)
         alpha_V = 1e9 if full else None
-        self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=10**8, floor=1e-8, alpha_V=alpha_V).resolve(
+        self.settings = Settings(gamma=0.9, psi=psi, slater=0.2, T=T, floor=1e-8, alpha_V=alpha_V).resolve(
             n_states, ACTIONS, n_utilities
         )
         rho0 = np.full(n_states, 1 / n_states)
@@ -52,10 +55,10 @@ class Bench:
     def lazy(self, seed: int = 1) -> _core.LazyCore:
         return _core.LazyCore(self.layout, self.sampler(seed), *self.layout.start())
 
-    def eager(self, after: _core.LazyCore | None = None) -> _core.EagerCore:
+    def eager(self, after: _core.LazyCore | None = None) -> _kernels.EagerCore:
         """The eager core, from the start or from where a lazy one has got to."""
         start = self.layout.start() if after is None else (after.log_x, after.point[1], after.log_lam)
-        return _core.EagerCore(self.layout, self.sampler(2), *start)
+        return _kernels.EagerCore(self.layout, self.sampler(2), *start)
 
     def concentrability(self) -> float:
         """C* of the empirical model, for small problems."""
@@ -72,11 +75,13 @@ class Bench:
         return twin
 
 
-def make_log(n_states: int, n_utilities: int, rng: np.random.Generator, *, utility: float = 1.0) -> Dataset:
+@functools.lru_cache(maxsize=2)
+def make_log(n_states: int, n_utilities: int, seed: int, *, utility: float = 1.0) -> Dataset:
     """A log of an uneven behaviour on a random sparse model; rewards and utilities are functions of the pair.
 
     `utility` is the largest absolute value of the utilities.
     """
+    rng = np.random.default_rng(seed)
     n_pairs = n_states * ACTIONS
     counts = rng.poisson(RECORDS_PER_PAIR * rng.gamma(2.0, 0.5, n_pairs))
     pair = rng.permutation(np.repeat(np.arange(n_pairs), counts))

@@ -71,7 +71,7 @@ class Comparison:
 
     def __init__(self, n_pairs: int, folder: Path) -> None:
         self.n_pairs, self.path = n_pairs, folder / f"log-{n_pairs}"
-        make_log(n_pairs // 10, 1, np.random.default_rng(0)).save(self.path)
+        make_log(n_pairs // 10, 1, 0).save(self.path)
         self.log = Dataset.open(self.path)
         rho0 = np.full(self.log.n_states, 1 / self.log.n_states)
         self.options = {"gamma": 0.9, "psi": LOOSE, "slater": 0.2, "floor": 1e-8, "rho0": rho0, "T": 10**10}

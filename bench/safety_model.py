@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import CMDP, Dataset
+from dpdl.question import pose
 
 Array = NDArray[np.float64]
 
@@ -175,10 +176,11 @@ class Problem:
             s, a, s_next, terminated, truncated = self._episodes(n, rng)
         r, c = self.observed(s, a, s_next, terminated, rng)
         sizes = {"n_states": len(self.P), "n_actions": self.r.shape[1]}
-        rule = {"limits": self.limits, "gamma": self.gamma, "normalised": self.normalised}
         flags = {"terminated": terminated if terminated.any() else None, "truncated": truncated}
-        scale = max(self.reward_scale, float(abs(r).max()))
-        return Dataset.from_costs(s, a, s_next, r, c, reward_scale=scale, **rule, **sizes, **flags)
+        costs = {f"cost {i}": column for i, column in enumerate(c.T)}
+        limits = dict(zip(costs, self.limits.tolist(), strict=True))
+        log = Dataset(s, a, s_next, r, costs=costs, **sizes, **flags)
+        return pose(log, self.gamma, limits, "average" if self.normalised else "total")
 
     def observed(
         self, s: NDArray, a: NDArray, s_next: NDArray, terminated: NDArray, rng: np.random.Generator

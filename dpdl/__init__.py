@@ -20,18 +20,10 @@ if find_spec("dpdl._core") is None:
 if TYPE_CHECKING:
     from dpdl import exact, instances, mixing, policy, sources, theory
     from dpdl.acting import Policy
-    from dpdl.data.builder import DatasetBuilder
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
-    from dpdl.data.parquet import from_parquet
     from dpdl.data.reference import Reference, estimate_reference
-    from dpdl.data.units import Units
-    from dpdl.deploying.answer import Answer, AnswerStatus
-    from dpdl.deploying.certificate import Certificate, certify
-    from dpdl.deploying.coverage import Coverage, coverage
-    from dpdl.deploying.frontier import Frontier, frontier
-    from dpdl.deploying.safe import safe_policy
     from dpdl.environments.rollout import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
     from dpdl.learner.checkpoint import Peek, peek
@@ -42,9 +34,15 @@ if TYPE_CHECKING:
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
+    from dpdl.question import Question
     from dpdl.result import Level, Point, Result
+    from dpdl.safety.answer import Answer, AnswerStatus
+    from dpdl.safety.certificate import Certificate, certify
+    from dpdl.safety.coverage import Coverage, coverage
+    from dpdl.safety.frontier import Frontier, frontier
+    from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
-    from dpdl.sources.opening import open_log
+    from dpdl.sources.opening import read_log
     from dpdl.stopping import Status
 
     __version__: str
@@ -55,30 +53,28 @@ _HOMES = {
     "acting": "Policy",
     "learner.slater": "SlaterEstimate estimate_slater",
     "learner.verify": "Verification verify",
-    "data.builder": "DatasetBuilder",
     "data.dataset": "Dataset",
     "data.discretizer": "Discretizer",
     "data.labels": "Labels",
-    "data.parquet": "from_parquet",
     "data.reference": "Reference estimate_reference",
-    "data.units": "Units",
-    "deploying.answer": "Answer AnswerStatus",
-    "deploying.certificate": "Certificate certify",
-    "deploying.coverage": "Coverage coverage",
-    "deploying.frontier": "Frontier frontier",
-    "deploying.safe": "safe_policy",
     "environments.rollout": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
+    "question": "Question",
     "result": "Level Point Result",
     "learner.adaptive": "learn_adaptive",
     "learner.checkpoint": "Peek peek",
     "learner.learn": "learn resume",
     "learner.replicate": "Replicas Sweep replicate sweep",
+    "safety.answer": "Answer AnswerStatus",
+    "safety.certificate": "Certificate certify",
+    "safety.coverage": "Coverage coverage",
+    "safety.frontier": "Frontier frontier",
+    "safety.safe": "safe_policy",
     "settings": "Settings",
     "stopping": "Status",
-    "sources.opening": "open_log",
+    "sources.opening": "read_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -89,7 +85,6 @@ __all__ = [
     "Certificate",
     "Coverage",
     "Dataset",
-    "DatasetBuilder",
     "Discretizer",
     "Frontier",
     "Judgement",
@@ -99,6 +94,7 @@ __all__ = [
     "Point",
     "Policy",
     "Premise",
+    "Question",
     "Reference",
     "Replicas",
     "Result",
@@ -107,23 +103,21 @@ __all__ = [
     "SlaterEstimate",
     "Status",
     "Sweep",
-    "Units",
     "Verification",
     "certify",
     "coverage",
     "estimate_reference",
     "estimate_slater",
     "exact",
-    "from_parquet",
     "frontier",
     "instances",
     "judge",
     "learn",
     "learn_adaptive",
     "mixing",
-    "open_log",
     "peek",
     "policy",
+    "read_log",
     "replicate",
     "resume",
     "rollout",

@@ -1,12 +1,12 @@
 """Types of the compiled core (src_cython/_core.pyx)."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpdl.learner.bins import Bins
-from dpdl.learner.layout import Layout
+from dpdl.learner.layout import Affine, Layout
 
 Array = NDArray[np.float64]
 
@@ -18,21 +18,8 @@ N_TERMS: int
 MAX_ITERATIONS: int
 THRESHOLD: float
 HEAD_DTYPE: np.dtype[np.void]
-
-class XUpdate(NamedTuple):
-    log_x: Array
-    alpha: float
-    beta: float
-    case: int
-    capped: bool
-    iterations: int
-    code: int
-
-class Root(NamedTuple):
-    alpha: float
-    beta: float
-    iterations: int
-    code: int
+VALUE_DTYPE: np.dtype[np.void]
+MULTIPLIER_DTYPE: np.dtype[np.void]
 
 class Sampler:
     order: str
@@ -55,20 +42,39 @@ class Interrupts:
     def __exit__(self, *exception: object) -> None: ...
     def came(self) -> bool: ...
 
-class Core:
+class LazyCore:
     layout: Layout
+    bins: Bins
     sampler: Sampler
     V_rows: NDArray[Any]
+    lam_rows: NDArray[Any]
     counts: NDArray[np.int64]
+    members: NDArray[Any]
+    settled: Array
+    far: bool
+    def __init__(
+        self,
+        layout: Layout,
+        sampler: Sampler,
+        log_x: Array,
+        V: Array,
+        log_lam: Array,
+        refresh: int | None = ...,
+        threshold: float = ...,
+        reach: float = ...,
+    ) -> None: ...
     def run(self, n: int, seconds: float = ...) -> int: ...
     def state(self) -> dict[str, NDArray[Any]]: ...
     def restore(self, state: dict[str, NDArray[Any]]) -> None: ...
+    def summary(self, divisor: float = ...) -> tuple[Array, Array]: ...
     @property
     def n_steps(self) -> int: ...
     @property
     def diagnostics(self) -> dict[str, int]: ...
     @property
     def x(self) -> Array: ...
+    @property
+    def log_x(self) -> Array: ...
     @property
     def x_sum(self) -> Array: ...
     @property
@@ -81,42 +87,14 @@ class Core:
     def means(self) -> tuple[Array, Array, Array]: ...
     @property
     def dual_means(self) -> tuple[Array, Array]: ...
-
-class EagerCore(Core):
-    log_x: Array
-    def __init__(
-        self,
-        layout: Layout,
-        sampler: Sampler,
-        log_x: Array,
-        V: Array,
-        log_lam: Array,
-        refresh: int = ...,
-        printed_sign: bool = ...,
-    ) -> None: ...
-
-class LazyCore(Core):
-    bins: Bins
-    members: NDArray[Any]
-    settled: Array
-    def __init__(
-        self,
-        layout: Layout,
-        sampler: Sampler,
-        log_x: Array,
-        V: Array,
-        log_lam: Array,
-        refresh: int | None = ...,
-        threshold: float = ...,
-        reach: float = ...,
-    ) -> None: ...
-    def summary(self, divisor: float = ...) -> tuple[Array, Array]: ...
-    def bare_loop(self, n: int) -> float: ...
     @property
-    def log_x(self) -> Array: ...
+    def capsule(self) -> object: ...
 
 def alias_table(probabilities: Array) -> tuple[Array, NDArray[np.int32]]: ...
-def bounded_integers(bit_generator: np.random.BitGenerator, bound: int, n: int) -> NDArray[np.uint64]: ...
+def effective_log_caps(layout: Layout) -> Array: ...
+def value_rows(V: Array) -> NDArray[Any]: ...
+def multiplier_rows(log_lam: Array) -> NDArray[Any]: ...
+def utility_rows(affine: Affine) -> NDArray[Any]: ...
 def rollout(
     n: int,
     s0: int,
@@ -128,9 +106,3 @@ def rollout(
     initial_cdf: Array,
     bit_generator: np.random.BitGenerator,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]: ...
-def x_update(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> XUpdate: ...
-def find_root(log_x: Array, c: Array, log_cap: float, j: int, step: float, B1: float, B2: float) -> Root: ...
-def lam_update(log_lam: Array, u: Array, weight: float, rate: float, radius: float) -> tuple[Array, Array]: ...
-def V_update(
-    V: Array, initial: int, s: int, s_next: int, weight: float, gamma: float, rate: float, radius: float
-) -> Array: ...

@@ -143,12 +143,6 @@ def instance(name: str, value: Any, kind: type) -> None:
         raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
 
 
-def same_discount(of_costs: float | None, gamma: float) -> None:
-    """Check that costs which were converted with a discount are used with the same one."""
-    if of_costs is not None and of_costs != gamma:
-        raise ValueError(f"gamma = {gamma} differs from {of_costs}, with which the costs were converted")
-
-
 def flag(name: str, value: Any) -> bool:
     """Check True or False."""
     if not isinstance(value, (bool, np.bool_)):

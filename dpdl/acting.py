@@ -1,8 +1,8 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
 A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
-have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``units`` (null if not
-known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
+have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``question`` (null
+if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
 ``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
 """
 
@@ -22,13 +22,13 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
-from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import replacing_file
 from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
+from dpdl.question import Question
 
 FORMAT, VERSION = "dpdl policy", 2
-NAMES = {"labels", "units", "probabilities", "evidence"}
+NAMES = {"labels", "question", "probabilities", "evidence"}
 
 
 class Evidence(NamedTuple):
@@ -61,7 +61,7 @@ class Policy(NDArrayOperatorsMixin):
         One distribution per row.
     labels : Labels, optional
         What states and actions are called.
-    units : Units, optional
+    question : Question, optional
         Units of the log that the policy was learned from.
     evidence : Evidence, or callable that returns one, optional
         What the log says; a callable is called when that is first needed.
@@ -81,13 +81,13 @@ class Policy(NDArrayOperatorsMixin):
 
     probabilities: Array
     labels: Labels | None
-    units: Units | None
+    question: Question | None
 
     def __init__(
         self,
         probabilities: ArrayLike,
         labels: Labels | None = None,
-        units: Units | None = None,
+        question: Question | None = None,
         evidence: Evidence | Callable[[], Evidence] | None = None,
     ) -> None:
         table = check.numbers_array("probabilities", probabilities, shape=(None, None))
@@ -99,9 +99,9 @@ class Policy(NDArrayOperatorsMixin):
             found = len(labels.states), len(labels.actions)
             if found != table.shape:
                 raise ValueError(f"labels are for {found[0]} states and {found[1]} actions, got shape {table.shape}")
-        if units is not None:
-            check.instance("units", units, Units)
-        self.__dict__.update(probabilities=check.frozen(table), labels=labels, units=units, _source=evidence)
+        if question is not None:
+            check.instance("question", question, Question)
+        self.__dict__.update(probabilities=check.frozen(table), labels=labels, question=question, _source=evidence)
 
     @cached_property
     def evidence(self) -> Evidence | None:
@@ -157,7 +157,7 @@ class Policy(NDArrayOperatorsMixin):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the evidence only if it has been computed, because what computes it holds the log."""
         known = self.__dict__.get("evidence", None if callable(self._source) else self._source)
-        return type(self), (self.probabilities.copy(), self.labels, self.units, known)
+        return type(self), (self.probabilities.copy(), self.labels, self.question, known)
 
     # Acting.
 
@@ -302,7 +302,7 @@ class Policy(NDArrayOperatorsMixin):
         known = self.evidence
         return {
             "labels": None if self.labels is None else self.labels.to_json(),
-            "units": None if self.units is None else self.units.to_json(),
+            "question": None if self.question is None else self.question.to_json(),
             "probabilities": self.probabilities.tolist(),
             "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
         }
@@ -321,13 +321,13 @@ class Policy(NDArrayOperatorsMixin):
     def from_json(cls, content: dict[str, Any]) -> Policy:
         """Check what `to_json` returned, and make the policy of it."""
         expect_names("the policy", content, NAMES)
-        labels, units, evidence = content["labels"], content["units"], content["evidence"]
+        labels, question, evidence = content["labels"], content["question"], content["evidence"]
         if evidence is not None:
             expect_names("evidence", evidence, set(Evidence._fields))
         policy = cls(
             content["probabilities"],
             None if labels is None else Labels.from_json(labels),
-            None if units is None else parse_units(units),
+            None if question is None else Question.from_json(question),
             None if evidence is None else Evidence(**{name: np.array(evidence[name]) for name in Evidence._fields}),
         )
         policy.evidence  # noqa: B018  checks it
@@ -395,4 +395,5 @@ def evidence(dataset: Dataset, gamma: float, V: Array, lam: Array) -> Evidence:
         totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
     seen = dataset.table_counts > 0
     means = totals[seen] / dataset.pair_counts - V[dataset.pairs // dataset.n_actions]
-    return Evidence(dataset.pairs, dataset.pair_counts, means * dataset.units.reward_scale)
+    scale = 1.0 if dataset.question is None else dataset.question.reward_scale
+    return Evidence(dataset.pairs, dataset.pair_counts, means * scale)

@@ -30,12 +30,12 @@ exit codes:
 LOGS = """\
 LOG is a CSV file (.csv, .csv.gz), a Parquet file or a folder of them, a folder that dpdl has written, an HDF5 file
 (.hdf5, .h5), an .npz file, or minari:NAME. In tables each column is named by an option; HDF5, npz and Minari logs
-have names by default. A folder that dpdl has written knows its columns and limits.
+have names by default. A folder that dpdl has written knows its columns.
 """
 
 COLUMNS = "--state ward --action drug --reward gain"
 EPISODES = "--episode patient --time day --terminated left"
-COSTS = '--cost "icu days=1" --cost "side effects=4" --limits total'
+COSTS = '--cost "icu days=1" --cost "side effects=4" --limit-on total'
 
 EXAMPLES = {
     "dpdl": f"""\
@@ -109,7 +109,7 @@ def _one_line(error: BaseException) -> str:
         name = {"costs": "cost", "T": "steps"}.get(match[1], match[1].replace("_", "-"))
         return f"--{name}" + (" " if match[2] else "")
 
-    names = "state|action|reward|costs|limits|gamma|next_state|episode|time|terminated|truncated|missing"
+    names = "state|action|reward|costs|next_state|episode|time|terminated|truncated|missing"
     text = text.replace("give either rho0 or initial_states", "give --start")
     return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=([\"\w]?))", option, text)
 
@@ -197,10 +197,6 @@ def _add_solve(commands: Any) -> None:
     _add_log(parser, gamma=True)
     _add_certificate(parser)
     group = parser.add_argument_group("answer")
-    group.add_argument(
-        "--solver", choices=("plan", "dpdl"), default="plan", help="what finds candidates (default %(default)s)"
-    )
-    _add_seed(group, "of the choice of candidates")
     group.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop with the best answer so far")
     _add_out(group, "folder to write to")
     _add_json(parser)
@@ -277,11 +273,11 @@ def _add_log(parser: Any, *, gamma: bool = False) -> None:
         dest="costs",
         action="append",
         type=_cost,
-        metavar="COLUMN=LIMIT",
-        help="a cost and its upper limit in the units of the column; give it again for each cost",
+        metavar="COLUMN[=LIMIT]",
+        help="a cost, and its upper limit in the units of the column; give it again for each cost",
     )
     group.add_argument(
-        "--limits",
+        "--limit-on",
         choices=("total", "average"),
         help="whether limits bound discounted totals, or discounted averages per step; no default, because the two "
         "differ by a factor 1/(1-gamma)",
@@ -324,10 +320,12 @@ def _add_certificate(parser: Any) -> None:
         "--delta", type=float, default=0.05, help="probability that the certificate may be wrong (default %(default)s)"
     )
     group.add_argument(
-        "--method",
-        choices=("normal", "finite"),
-        default="normal",
-        help="normal: asymptotic bounds; finite: for any number of transitions, much wider (default %(default)s)",
+        "--cost-max",
+        type=_cost,
+        action="extend",
+        nargs="+",
+        metavar="NAME=NUMBER",
+        help="the most that a step may cost (default: no surprise is larger than the largest in the log)",
     )
 
 
@@ -387,16 +385,16 @@ def _seed(text: str) -> int:
     return number
 
 
-def _cost(text: str) -> tuple[str, float]:
+def _cost(text: str) -> tuple[str, float | None]:
     name, equals, limit = text.rpartition("=")
     try:
-        return (name, float(limit)) if equals and name else _no_limit(text)
+        return (name, float(limit)) if equals and name else (text, None)
     except ValueError:
         return _no_limit(text)
 
 
 def _no_limit(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"must be COLUMN=LIMIT with a number for LIMIT, got {text!r}")
+    raise argparse.ArgumentTypeError(f"must be COLUMN or COLUMN=LIMIT with a number for LIMIT, got {text!r}")
 
 
 def _column_or_flag(text: str) -> str | bool:

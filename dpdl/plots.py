@@ -24,11 +24,11 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.demo import Demo
-from dpdl.deploying.answer import Answer
-from dpdl.deploying.certificate import Certificate
-from dpdl.deploying.frontier import Frontier
 from dpdl.models.judgement import judge
 from dpdl.recording import Recorder
+from dpdl.safety.answer import Answer
+from dpdl.safety.certificate import Certificate
+from dpdl.safety.frontier import Frontier
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
 INK, GREY, WALL = "#22223b", "#767676", "#3d405b"

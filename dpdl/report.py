@@ -19,8 +19,8 @@ import numpy as np
 from dpdl import _validation as check
 from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.answer import Answer, AnswerStatus
 from dpdl.files.atomic import naming_the_target, refuse, temporary_file
+from dpdl.safety.answer import Answer, AnswerStatus
 
 #: Rows of the policy's table, and of other lists, that are shown; the files have all.
 MOST_STATES, MOST_ROWS = 60, 15
@@ -29,6 +29,7 @@ VERDICTS = {
     AnswerStatus.CERTIFIED: ("good", "Certified"),
     AnswerStatus.INFEASIBLE: ("bad", "Infeasible"),
     AnswerStatus.NOT_ENOUGH_DATA: ("open", "Not enough data"),
+    AnswerStatus.STOPPED: ("open", "Stopped before an answer"),
 }
 
 STYLE = """
@@ -218,16 +219,14 @@ def _making(answer: Answer) -> str:
     rows = [
         [
             str(k + 1),
-            "most careful" if one.kappa is None else ", ".join(_number(margin, 3) for margin in one.kappa),
-            "none" if one.psi is None else _number(one.psi, 3),
-            _number(one.pessimism, 3),
+            "as logged" if one.part is None else _number(one.part, 3),
             _number(one.reward),
             "yes" if one.certified else "no",
         ]
         for k, one in enumerate(tried)
     ]
     table = (
-        _table(["candidate", "margins kappa", "deviation psi", "pessimism", "reward, estimate", "certified"], rows)
+        _table(["candidate", "part of the width kept from the limits", "reward, estimate", "certified"], rows)
         if rows
         else ""
     )
@@ -296,7 +295,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _episode(one: Any) -> str:
-    return "" if one.per_episode is None else f"{_number(one.per_episode)} ± {_number(one.per_episode_error, 2)}"
+    return "" if one.per_episode is None else _number(one.per_episode)
 
 
 def _share(share: float) -> str:

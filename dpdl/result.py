@@ -17,12 +17,12 @@ from dpdl.acting import Evidence, Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
-from dpdl.data.units import Units
 from dpdl.models import saddle
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
+from dpdl.question import Question
 from dpdl.settings import Resolved
 from dpdl.stopping import Status
 
@@ -168,8 +168,8 @@ class Result:
         The initial distribution.
     initial_estimated : bool
         Whether that is the distribution of the first states of the log's episodes.
-    units : Units or None
-        Converts rewards and utilities to the user's units.
+    question : Question or None
+        What was asked; converts rewards and utilities to the caller's units.
     labels : Labels or None
         What states and actions are called.
     log : Dataset or None
@@ -194,7 +194,7 @@ class Result:
     initial_estimated: bool = False
     notes: tuple[str, ...] = ()
     history: tuple[Level, ...] = field(default=(), repr=False)
-    units: Units | None = field(default=None, repr=False)
+    question: Question | None = field(default=None, repr=False)
     labels: Labels | None = field(default=None, repr=False)
     log: Dataset | None = field(default=None, repr=False, compare=False)
 
@@ -202,7 +202,7 @@ class Result:
         if self.log is None:
             return self.__dict__
         _ = self.evaluation  # needs the log, which is not pickled
-        policy = Policy(self.policy.probabilities, self.labels, self.units)  # without the log that explains it
+        policy = Policy(self.policy.probabilities, self.labels, self.question)  # without the log that explains it
         return self.__dict__ | {"log": None, "policy": policy}
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ class Result:
     def policy(self) -> Policy:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
         table = policies.from_occupancy(self.x_mean)
-        return Policy(table, self.labels, self.units, None if self.log is None else self._evidence)
+        return Policy(table, self.labels, self.question, None if self.log is None else self._evidence)
 
     def _evidence(self) -> Evidence:
         """What the log says about each pair, at the averages of the duals."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl.files.headers import json_object
+from dpdl.question import check_limits
 
 #: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
 SMALLEST_FLOOR = 1e-200
@@ -64,6 +66,8 @@ class SettingKeywords(TypedDict, total=False):
     c_o: float
     c_e: float | None
     refresh: int | None
+    limits: Any
+    limit_on: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,10 @@ class Settings:
     refresh : int, optional
         Steps between full recomputations of the running sums. None: the larger of 2^16 and four times the visited
         pairs, which costs little and bounds their relative drift by that number times 2^-53.
+    limits : mapping of str to float, optional
+        Upper limits of the log's costs, by name; stored as a tuple of pairs.
+    limit_on : {"total", "average"}
+        Needed with limits: whether they bound discounted totals, or discounted averages a step.
 
     Examples
     --------
@@ -140,11 +148,16 @@ class Settings:
     c_o: float = 1.0
     c_e: float | None = None
     refresh: int | None = None
+    limits: Any = None
+    limit_on: str | None = None
 
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
             if name != "mixing_time" or not isinstance(self.mixing_time, str) or self.mixing_time != ESTIMATE:
                 check.convert_field(self, name, check.real, required=name in _REQUIRED, **bounds)
+        given = self.limits if self.limits is None or isinstance(self.limits, Mapping) else dict(self.limits)
+        chosen, _ = check_limits(given, self.limit_on)
+        object.__setattr__(self, "limits", tuple(chosen.items()) or None)
         check.convert_field(self, "T", check.whole, at_least=1)
         check.convert_field(self, "refresh", check.whole, at_least=1)
         check.convert_field(self, "short_steps", check.flag, required=True)
@@ -168,6 +181,11 @@ class Settings:
     def stated(self) -> Settings:
         """These settings as the caller gave them, None where a value was derived."""
         return self
+
+    @property
+    def asked(self) -> tuple[float, dict[str, float] | None, str | None]:
+        """The arguments gamma, limits and limit_on of `dpdl.question.pose`."""
+        return self.gamma, None if self.limits is None else dict(self.limits), self.limit_on
 
     @property
     def is_complete(self) -> bool:

@@ -49,12 +49,12 @@ def main(n_rows=20_000):
         time="day",
         terminated="left",
     )
-    answer = dpdl.safe_policy(log, gamma=0.9, delta=0.05, rng=0)
+    answer = dpdl.safe_policy(log, gamma=0.9, delta=0.05)
     print(answer)
     write_report(answer, "report.html", log=log, overwrite=True)
     if answer.policy is not None:
         answer.policy.save("policy.json", overwrite=True)
-        print("in intensive care:", answer.policy.act("icu", rng=0))
+        print("in intensive care:", answer.policy.act("icu"))
     return answer
 
 

@@ -50,7 +50,7 @@ def main(name="FrozenLake", n_steps=50_000):
     env, cost, limit = make(name)
     np.savez(f"{name}.npz", **record(env, cost, n_steps))
     log = dpdl.open_log(f"{name}.npz", costs={"costs": limit}, limits="total", gamma=GAMMA)
-    answer = dpdl.safe_policy(log, gamma=GAMMA, rng=0)
+    answer = dpdl.safe_policy(log, gamma=GAMMA)
     print(answer)
     if answer.policy is None:
         return answer, None

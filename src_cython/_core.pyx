@@ -3,28 +3,23 @@
 Python validates and allocates; everything here trusts its inputs, runs without the GIL and returns a status code.
 """
 
-from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.math cimport INFINITY, exp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memset
+from cpython.pycapsule cimport PyCapsule_New
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from numpy.random cimport bitgen_t
 
 import threading
-from collections import namedtuple
 
 import numpy as np
 
 cimport _duals
-cimport _eager
 cimport _interrupt
 cimport _kkt
 cimport _lazy
 cimport _model
 cimport _random
 cimport _sums
-
-XUpdate = namedtuple("XUpdate", "log_x alpha beta case capped iterations code")
-Root = namedtuple("Root", "alpha beta iterations code")
+from _border cimport bits_of, data_of, read_model
 
 CODES = {
     _kkt.OK: "ok",
@@ -47,7 +42,7 @@ BLOCK_SIZE = BLOCK
 N_MOMENTS = _lazy.N_MOMENTS
 N_TERMS = _lazy.N_TERMS
 MAX_ITERATIONS = _kkt.MAX_ITERATIONS
-THRESHOLD = 0.25        # of tau: a bin beyond it is rebased
+THRESHOLD = _lazy.THRESHOLD
 
 
 def layout_of(size, **fields):
@@ -111,16 +106,36 @@ if sizeof(_sums.Sum) != 16 or sizeof(_model.Counters) != 8 * len(COUNTERS) or si
     raise ImportError("the C compiler has laid out a struct in an unexpected way")
 
 
-cdef void *address(object array) except? NULL:
-    return <void *> <size_t> array.ctypes.data
-
-
 def aligned(n, dtype):
     """Zeros in cache lines of their own, so that runs in two threads never write to the same line."""
     size = n * np.dtype(dtype).itemsize
     raw = np.zeros(size + 128, dtype=np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip:skip + size].view(dtype)
+
+
+def value_rows(V):
+    """V of every state as the core stores it."""
+    rows = aligned(len(V), VALUE_DTYPE)
+    rows["v"] = V
+    return rows
+
+
+def multiplier_rows(log_lam):
+    """lam of every utility as the core stores it."""
+    rows = aligned(len(log_lam), MULTIPLIER_DTYPE)
+    rows["log"] = log_lam
+    rows["lam"] = np.exp(log_lam)
+    return rows
+
+
+def utility_rows(affine):
+    """How utilities follow from the stored columns, as the core reads it; `affine` is a dpdl.learner.layout.Affine."""
+    rows = aligned(len(affine.slope), UTILITY_DTYPE)
+    rows["share"] = affine.share.T
+    rows["slope"] = affine.slope
+    rows["column"] = affine.columns
+    return rows
 
 
 def effective_log_caps(layout):
@@ -182,74 +197,240 @@ cdef class Interrupts:
         return self.before != before
 
 
-cdef bitgen_t *bits_of(object bit_generator) except NULL:
-    return <bitgen_t *> PyCapsule_GetPointer(bit_generator.capsule, "BitGenerator")
+cdef class Sampler:
+    """The draws of a run: one record of the log and one initial state a step.
+
+    Parameters
+    ----------
+    bit_generator : numpy.random.BitGenerator
+        Advanced by every draw, with its lock held.
+    n_records : int
+    order : {"replacement", "shuffle", "trajectory"}
+    initial, probabilities : int32 and float64 arrays
+        Support of the initial distribution and its positive probabilities.
+    repeats : int64 array or None
+        How many of the n_records each record of a log of counts stands for.
+    """
+
+    cdef _random.Draws draws
+    cdef readonly object bit_generator
+    cdef readonly str order
+    cdef object table, permutation, weights         # what `draws` points to
+
+    def __init__(self, bit_generator, int64_t n_records, str order, initial, probabilities, repeats=None):
+        self.bit_generator = bit_generator
+        self.order = order
+        self.draws.bits = bits_of(bit_generator)
+        self.draws.order = ("replacement", "shuffle", "trajectory").index(order)
+        self.draws.n_records = n_records
+        self.draws.position = 0
+        if order != "shuffle":
+            self.permutation = np.arange(0, dtype=np.int32)
+        elif repeats is None:
+            self.permutation = np.arange(n_records, dtype=np.int32)
+        else:
+            self.permutation = np.repeat(np.arange(len(repeats), dtype=np.int32), repeats)
+        self.draws.permutation = <int32_t *> data_of(self.permutation, np.int32, len(self.permutation))
+        self.table = alias_columns(initial, probabilities)
+        self.draws.n_initial = len(self.table)
+        self.draws.initial = <const _random.Column *> data_of(self.table, COLUMN_DTYPE, len(self.table))
+        self.draws.weights = NULL
+        if repeats is not None and order == "replacement":
+            self.weights = alias_columns(np.arange(len(repeats), dtype=np.int32), repeats / np.sum(repeats))
+            self.draws.n_records = len(repeats)
+            self.draws.weights = <const _random.Column *> data_of(self.weights, COLUMN_DTYPE, len(repeats))
+
+    def draw(self, int64_t n):
+        """The next n draws as (records, initial states)."""
+        records = np.empty(n, dtype=np.int64)
+        initial = np.empty(n, dtype=np.int32)
+        cdef int64_t[::1] r = records
+        cdef int32_t[::1] s = initial
+        if n:
+            with self.bit_generator.lock, nogil:
+                _random.fill(&self.draws, &r[0], &s[0], n)
+        return records, initial
 
 
-include "_sampling.pxi"
+def alias_columns(values, probabilities):
+    """The alias table of a distribution over `values`, as the core reads it."""
+    keep, alias = alias_table(probabilities)
+    table = np.empty(len(keep), dtype=COLUMN_DTYPE)
+    table["keep"] = keep
+    table["state"] = values
+    table["other"] = np.asarray(values)[alias]
+    return table
 
 
-cdef class Core:
-    """The state that both cores share: the duals with their sums, the counters, the draws.
+def alias_table(const double[::1] probabilities):
+    """Vose's alias table: keep column k if a uniform falls below keep[k], else take alias[k]."""
+    cdef int64_t n = probabilities.shape[0], n_small = 0, n_large = 0, k, small, large
+    keep_array, alias_array = np.ones(n), np.arange(n, dtype=np.int32)
+    cdef double[::1] keep = keep_array, share = np.asarray(probabilities) * (n / np.sum(probabilities))
+    cdef int32_t[::1] alias = alias_array, smalls = np.empty(n, np.int32), larges = np.empty(n, np.int32)
+    with nogil:
+        for k in range(n):
+            if share[k] < 1.0:
+                smalls[n_small] = <int32_t> k
+                n_small += 1
+            else:
+                larges[n_large] = <int32_t> k
+                n_large += 1
+        while n_small and n_large:
+            n_small -= 1
+            small = smalls[n_small]
+            large = larges[n_large - 1]
+            keep[small] = share[small]
+            alias[small] = <int32_t> large
+            share[large] -= 1.0 - share[small]
+            if share[large] < 1.0:
+                n_large -= 1
+                smalls[n_small] = <int32_t> large
+                n_small += 1
+    return keep_array, alias_array
+
+
+cdef inline int64_t locate(const double *cdf, int64_t low, int64_t high, double u) noexcept nogil:
+    """The first k in low .. high - 1 with cdf[k] > u; cdf[high - 1] > u by construction."""
+    cdef int64_t middle
+    high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        if cdf[middle] > u:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def rollout(int64_t n, int32_t s0, const double[:, ::1] policy_cdf, const int64_t[::1] indptr,
+            const int32_t[::1] indices, const double[::1] row_cdf, const double[::1] going_on,
+            const double[::1] initial_cdf, bit_generator):
+    """n steps: states (n + 1), actions (n), and whether each ended its episode; the next state is then a new start."""
+    cdef int64_t A = policy_cdf.shape[1], S = initial_cdf.shape[0], t, row
+    cdef double uniform
+    cdef bitgen_t *bits = bits_of(bit_generator)
+    states_array, actions_array, ended_array = np.empty(n + 1, np.int32), np.empty(n, np.int32), np.zeros(n, np.bool_)
+    cdef int32_t[::1] states = states_array, actions = actions_array
+    cdef uint8_t[::1] ended = ended_array.view(np.uint8)
+    states[0] = s0
+    with bit_generator.lock, nogil:
+        for t in range(n):
+            actions[t] = <int32_t> locate(&policy_cdf[states[t], 0], 0, A, bits.next_double(bits.state))
+            row = states[t] * A + actions[t]
+            uniform = bits.next_double(bits.state)
+            if uniform < going_on[row]:
+                states[t + 1] = indices[locate(&row_cdf[0], indptr[row], indptr[row + 1], uniform)]
+            else:
+                ended[t] = True
+                states[t + 1] = <int32_t> locate(&initial_cdf[0], 0, S, bits.next_double(bits.state))
+    return states_array, actions_array, ended_array
+
+
+cdef class LazyCore:
+    """A run: iterate, averages, counters and draws; the lazy step costs O(1 + I) amortised.
 
     Parameters
     ----------
     layout : dpdl.learner.layout.Layout
         Packed log, coordinates and constants; never written to.
     sampler : Sampler
-    V, log_lam : float64 arrays
-        Starting point.
+    log_x, V, log_lam : float64 arrays
+        Starting point; log_x has one entry a coordinate.
+    refresh : int, optional
+        Steps between full recomputations; by default that of the layout.
+    threshold : float
+        A bin is rebased when its tau exceeds this; 0 rebases every bin at every move.
+    reach : float
+        An x-update that would make some tau exceed this is solved by summation over all pairs.
     """
 
     cdef _model.Model model
+    cdef _lazy.Lazy lazy
+    cdef _lazy.Parts parts
     cdef _duals.Value *V
     cdef _duals.Multiplier *lam
     cdef _model.Counters *counters
-    cdef readonly object layout, V_rows, lam_rows, counts
-    cdef object record_bytes, utilities, u
+    cdef readonly object layout, bins, V_rows, lam_rows, counts, members, settled
+    cdef object utilities, u, frame, moments        # what the structs point to, with the readonly arrays
+    cdef object window, powers                      # views of the structs of `lazy`
     cdef readonly Sampler sampler
+    cdef readonly bint far      # the data does not fit the caches
     # Record numbers and initial states, drawn in blocks; those from `used` on are not used yet.
     cdef int64_t drawn[BLOCK]
     cdef int32_t initial[BLOCK]
     cdef int64_t used, n_drawn
 
-    def __init__(self, layout, Sampler sampler, V, log_lam):
-        constants, records = layout.constants, layout.records
-        self.layout = layout
-        self.record_bytes = records
-        self.sampler = sampler
-        self.model.records = <const char *> address(records)
-        self.model.stride = records.strides[0]
-        self.model.n_utilities = len(log_lam)
-        self.model.gamma = constants.gamma
-        affine = constants.affine
-        self.utilities = np.zeros(len(log_lam), dtype=UTILITY_DTYPE)
-        self.utilities["share"] = affine.share.T
-        self.utilities["slope"] = affine.slope
-        self.utilities["column"] = affine.columns
-        self.model.utility = <const _model.Utility *> address(self.utilities)
-        self.model.reward_slope = affine.reward_slope
-        self.u = aligned(len(log_lam), np.float64)
-        self.model.margin = constants.margin
-        self.model.end_margin = constants.end_margin
-        self.model.rate_V = constants.rate_V
-        self.model.rate_lam = constants.rate_lam
-        self.model.rate_x = constants.rate_x
-        self.model.radius_V = constants.radius_V
-        self.model.radius_lam = constants.radius_lam
-        self.model.B1 = constants.B1
-        self.model.B2 = constants.B2
-        self.model.c_min = layout.coordinates.c.min()
-        self.V_rows = aligned(len(V), VALUE_DTYPE)
-        self.V_rows["v"] = V
-        self.lam_rows = aligned(len(log_lam), MULTIPLIER_DTYPE)
-        self.lam_rows["log"] = log_lam
-        self.lam_rows["lam"] = np.exp(log_lam)
-        self.counts = aligned(len(COUNTERS), np.int64)
+    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=_lazy.THRESHOLD,
+                 double reach=_lazy.REACH):
+        self.layout, self.bins, self.sampler = layout, layout.coordinates.bins, sampler
         self.used = self.n_drawn = 0
-        self.V = <_duals.Value *> address(self.V_rows)
-        self.lam = <_duals.Multiplier *> address(self.lam_rows)
-        self.counters = <_model.Counters *> address(self.counts)
+        self.utilities = utility_rows(layout.constants.affine)
+        read_model(&self.model, layout, self.utilities)
+        self.V_rows = value_rows(V)
+        self.V = <_duals.Value *> data_of(self.V_rows, VALUE_DTYPE, len(V))
+        self.lam_rows = multiplier_rows(log_lam)
+        self.lam = <_duals.Multiplier *> data_of(self.lam_rows, MULTIPLIER_DTYPE, len(self.utilities))
+        self.counts = aligned(len(COUNTERS), np.int64)
+        self.counters = <_model.Counters *> data_of(self.counts, np.int64, len(COUNTERS))
+        self.place_members(log_x)
+        self.place_bins()
+        self.lazy.threshold = threshold
+        self.lazy.reach = reach
+        self.lazy.refresh = layout.refresh if refresh is None else refresh
+        self.lazy.counters = self.counters
+        self.parts.lazy, self.parts.model, self.parts.V, self.parts.lam = &self.lazy, &self.model, self.V, self.lam
+        self.far = self.members.nbytes + self.V_rows.nbytes + layout.records.nbytes > CACHED
+        with nogil:
+            _lazy.refresh(&self.lazy, 0)
+        self.counts[:] = 0
+
+    cdef int place_members(self, log_x) except -1:
+        """The pairs, one cache line each, and what concerns all of them."""
+        coordinates, bins = self.layout.coordinates, self.bins
+        cdef int64_t n = len(coordinates.c), n_seen = n - (coordinates.n_unseen > 0)
+        self.members = aligned(n, MEMBER_DTYPE)
+        self.members["log_z"] = log_x
+        self.members["z"] = np.exp(log_x)
+        self.members["c"] = coordinates.c
+        self.members["log_cap"] = effective_log_caps(self.layout)
+        self.members["d"] = bins.d
+        self.members["state"] = coordinates.state
+        self.members["bin"] = bins.bin
+        self.settled = aligned(2 * n, np.float64).reshape(n, 2)
+        self.u = aligned(len(self.utilities), np.float64)
+        self.lazy.n = n
+        self.lazy.member = <_lazy.Member *> data_of(self.members, MEMBER_DTYPE, n)
+        self.lazy.settled = <_sums.Sum *> data_of(self.settled, np.float64, 2 * n)
+        self.lazy.u = <double *> data_of(self.u, np.float64, len(self.utilities))
+        self.lazy.unseen = &self.lazy.member[n_seen] if n_seen < n else NULL
+        self.lazy.top = coordinates.c[:n_seen].max()
+        self.lazy.unit = 1 / self.lazy.top
+        return 0
+
+    cdef int place_bins(self) except -1:
+        """The bins of the pairs, and the window over them."""
+        cdef int64_t n = len(self.bins.centre), size = _lazy.ROW * n
+        bins = self.bins
+        self.frame = aligned(4 * n, np.float64).reshape(4, n)     # shift, tau, factor, trial
+        self.frame[2] = 1.0
+        self.moments = aligned(2 * size, np.float64).reshape(2, n, _lazy.ROW)     # m and q
+        self.lazy.n_bins = n
+        self.lazy.n_wide = bins.n_wide
+        self.lazy.order = <const int32_t *> data_of(bins.order, np.int32, self.lazy.n)
+        self.lazy.first = <const int64_t *> data_of(bins.first, np.int64, n + 1)
+        self.lazy.centre = <const double *> data_of(bins.centre, np.float64, n)
+        self.lazy.half = <const double *> data_of(bins.half, np.float64, n)
+        self.lazy.shift = <double *> data_of(self.frame, np.float64, 4 * n)
+        self.lazy.tau = self.lazy.shift + n
+        self.lazy.factor = self.lazy.shift + 2 * n
+        self.lazy.trial = self.lazy.shift + 3 * n
+        self.lazy.moment = <double *> data_of(self.moments, np.float64, 2 * size)
+        self.lazy.past = self.lazy.moment + size
+        _lazy.open_window(&self.lazy, 0)
+        self.window = np.asarray(<double[:sizeof(_lazy.Window) // 8]> <double *> &self.lazy.window)
+        self.powers = np.asarray(<double[:sizeof(_lazy.Powers) // 8]> <double *> &self.lazy.powers)
+        return 0
 
     def run(self, int64_t n, double seconds=INFINITY):
         """Take n steps, or fewer if time runs out or a SIGINT is counted.
@@ -282,16 +463,37 @@ cdef class Core:
     cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
                      _interrupt.StopCondition *stop) noexcept nogil:
         """Take n steps, or fewer if `stop` applies."""
+        cdef int64_t k
+        cdef int code
+        # Every operation that takes O(pairs), a refresh or a jump, rebases bins. With many utilities any step is slow.
+        cdef int64_t *work = &self.counters.rebases if self.model.n_utilities < 256 else &self.counters.steps
+        for k in range(n):
+            if self.far:
+                self.prefetch(records, initial, k, n)
+            code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
+                              self.V, self.lam)
+            if code != _kkt.OK or _interrupt.must_stop(stop, k, work[0]):
+                return code
         return _kkt.OK
 
-    @property
-    def n_steps(self):
-        """Steps taken."""
-        return int(self.counts[0])
+    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
+                              int64_t n) noexcept nogil:
+        """Prefetch what later steps read: first the record, then its pair and next state, then the pair's state."""
+        cdef const _model.Head *h
+        if k + 3 * AHEAD < n:
+            _random.dpdl_prefetch_read(_model.head(&self.model, records[k + 3 * AHEAD]))
+        if k + 2 * AHEAD < n:
+            h = _model.head(&self.model, records[k + 2 * AHEAD])
+            _random.dpdl_prefetch(&self.lazy.member[h.pair])
+            if h.s_next >= 0:
+                _random.dpdl_prefetch(&self.V[h.s_next])
+            _random.dpdl_prefetch(&self.V[initial[k + 2 * AHEAD]])
+        if k + AHEAD < n:
+            _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
     def state(self):
         """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
-        waiting = slice(self.used, self.n_drawn)
+        lazy, waiting = &self.lazy, slice(self.used, self.n_drawn)
         return {
             "V": np.stack([self.V_rows[name] for name in ("v", "sum", "low")]),
             "V_since": self.V_rows["since"].copy(),
@@ -301,6 +503,13 @@ cdef class Core:
             "initial_ahead": np.asarray(<int32_t[:BLOCK]> self.initial)[waiting].copy(),
             "position": np.array([self.sampler.draws.position], dtype=np.int64),
             "permutation": self.sampler.permutation.copy(),
+            "x": np.stack([*(self.members[name] for name in ("log_z", "z", "acc", "mark")), *self.settled.T]),
+            "frame": self.frame[:3].copy(),
+            "moments": self.moments.copy(),
+            "window": self.window.copy(),
+            "powers": self.powers.copy(),
+            "sums": np.array([lazy.total.high, lazy.total.low, lazy.weighted.high, lazy.weighted.low]),
+            "steps": np.array([lazy.since, lazy.next_refresh], dtype=np.int64),
         }
 
     def restore(self, state):
@@ -316,6 +525,19 @@ cdef class Core:
         np.asarray(<int32_t[:BLOCK]> self.initial)[:self.n_drawn] = state["initial_ahead"]
         self.sampler.draws.position = state["position"][0]
         self.sampler.permutation[:] = state["permutation"]
+        for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
+            self.members[name] = values
+        self.settled[:] = state["x"][4:].T
+        self.frame[:3] = state["frame"]
+        self.moments[:] = state["moments"]
+        self.window[:], self.powers[:] = state["window"], state["powers"]
+        self.lazy.total.high, self.lazy.total.low, self.lazy.weighted.high, self.lazy.weighted.low = state["sums"]
+        self.lazy.since, self.lazy.next_refresh = state["steps"]
+
+    @property
+    def n_steps(self):
+        """Steps taken."""
+        return int(self.counts[0])
 
     @property
     def diagnostics(self):
@@ -344,201 +566,6 @@ cdef class Core:
         """Averages (V, lam) over the iterates before each step taken; at least one must have been."""
         now, V, lam = self.n_steps, self.V_rows, self.lam_rows
         return (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now, (lam["sum"] + lam["low"]) / now
-
-
-cdef class EagerCore(Core):
-    """The eager step: O(pairs) if more than the sampled pair moves.
-
-    Parameters
-    ----------
-    log_x : float64 array
-        Logarithm of the starting point, one entry a coordinate.
-    refresh : int, optional
-        Steps between full recomputations of the running sums. In between, each sum accumulates one rounding for each
-        changed term: an error of at most refresh * 2^-53 of its bound, 1e-11 at the default.
-    printed_sign : bool
-        Take g_x as equation (9) prints it, with r + gamma V(s) - V(s'), to show that this fails.
-    """
-
-    cdef _eager.Eager eager
-    cdef readonly object log_x, x_values, sums, since
-    cdef object log_cap
-
-    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, int64_t refresh=1 << 16,
-                 bint printed_sign=False):
-        super().__init__(layout, sampler, V, log_lam)
-        self.log_x = np.array(log_x, dtype=np.float64)
-        self.x_values = np.exp(self.log_x)
-        self.sums = np.zeros((len(log_x), 2))
-        self.since = np.zeros(len(log_x), dtype=np.int64)
-        self.eager.n = len(log_x)
-        self.eager.state = <const int32_t *> address(layout.coordinates.state)
-        self.eager.c = <const double *> address(layout.coordinates.c)
-        self.log_cap = effective_log_caps(layout)
-        self.eager.log_cap = <const double *> address(self.log_cap)
-        self.eager.log_x = <double *> address(self.log_x)
-        self.eager.x = <double *> address(self.x_values)
-        self.eager.sum = <_sums.Sum *> address(self.sums)
-        self.eager.since = <int64_t *> address(self.since)
-        self.eager.V = self.V
-        self.eager.lam = self.lam
-        self.eager.counters = self.counters
-        self.eager.u = <double *> address(self.u)
-        self.eager.V_here, self.eager.V_next = (self.model.gamma, -1.0) if printed_sign else (-1.0, self.model.gamma)
-        self.eager.refresh = refresh
-        _eager.recompute_sums(&self.eager)
-
-    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
-                     _interrupt.StopCondition *stop) noexcept nogil:
-        cdef int64_t k
-        cdef int code
-        for k in range(n):
-            code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
-            if code != _kkt.OK or _interrupt.must_stop(stop, k, self.counters.steps):      # any step may be slow
-                return code
-        return _kkt.OK
-
-    @property
-    def x(self):
-        """The present x, one entry a coordinate."""
-        return self.x_values.copy()
-
-    @property
-    def x_sum(self):
-        """The sum of x over the iterates before each step taken."""
-        return self.sums[:, 0] + (self.sums[:, 1] + self.x_values * (self.n_steps - self.since))
-
-    @property
-    def running_sums(self):
-        """(sum x, sum c x) as kept by increments."""
-        return _sums.value(&self.eager.total), _sums.value(&self.eager.weighted)
-
-
-cdef class LazyCore(Core):
-    """The lazy step: O(1 + I) amortised, the same iterates as the eager one up to rounding.
-
-    Parameters
-    ----------
-    log_x : float64 array
-        Logarithm of the starting point, one entry a coordinate.
-    refresh : int, optional
-        Steps between full recomputations; by default that of the layout.
-    threshold : float
-        A bin is rebased when its tau exceeds this; 0 rebases every bin at every move.
-    reach : float
-        An x-update that would make some tau exceed this is solved by summation over all pairs.
-    """
-
-    cdef _lazy.Lazy lazy
-    cdef readonly object bins, members, settled
-    cdef object frame, moments
-    cdef object window, powers      # views of the structs of `lazy`
-    cdef bint far       # the data does not fit the caches
-
-    def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=THRESHOLD,
-                 double reach=0.375):
-        coordinates = layout.coordinates
-        self.bins = bins = coordinates.bins
-        cdef int64_t n = len(log_x), n_bins = len(bins.centre)
-        super().__init__(layout, sampler, V, log_lam)
-        self.members = aligned(n, MEMBER_DTYPE)     # one cache line a member
-        self.members["log_z"] = log_x
-        self.members["z"] = np.exp(log_x)
-        self.members["c"] = coordinates.c
-        self.members["log_cap"] = effective_log_caps(layout)
-        self.members["d"] = bins.d
-        self.members["state"] = coordinates.state
-        self.members["bin"] = bins.bin
-        self.frame = aligned(4 * n_bins, np.float64).reshape(4, n_bins)     # shift, tau, factor, trial
-        self.frame[2] = 1.0
-        self.moments = aligned(2 * n_bins * _lazy.ROW, np.float64).reshape(2, n_bins, _lazy.ROW)     # m and q
-        self.lazy.n = n
-        self.lazy.member = <_lazy.Member *> address(self.members)
-        self.settled = aligned(2 * n, np.float64).reshape(n, 2)
-        self.lazy.settled = <_sums.Sum *> address(self.settled)
-        self.lazy.order = <const int32_t *> address(bins.order)
-        self.lazy.first = <const int64_t *> address(bins.first)
-        self.lazy.n_bins = n_bins
-        self.lazy.n_wide = bins.n_wide
-        self.lazy.centre = <const double *> address(bins.centre)
-        self.lazy.half = <const double *> address(bins.half)
-        self.lazy.shift = <double *> address(self.frame[0])
-        self.lazy.tau = <double *> address(self.frame[1])
-        self.lazy.factor = <double *> address(self.frame[2])
-        self.lazy.trial = <double *> address(self.frame[3])
-        self.lazy.moment = <double *> address(self.moments[0])
-        self.lazy.past = <double *> address(self.moments[1])
-        self.far = self.members.nbytes + self.V_rows.nbytes + self.record_bytes.nbytes > CACHED
-        n_seen = n - (coordinates.n_unseen > 0)
-        self.lazy.unseen = &self.lazy.member[n_seen] if n_seen < n else NULL
-        self.lazy.top = coordinates.c[:n_seen].max()
-        self.lazy.unit = 1 / self.lazy.top
-        _lazy.open_window(&self.lazy, 0)
-        self.window = np.asarray(<double[:sizeof(_lazy.Window) // 8]> <double *> &self.lazy.window)
-        self.powers = np.asarray(<double[:sizeof(_lazy.Powers) // 8]> <double *> &self.lazy.powers)
-        self.lazy.threshold = threshold
-        self.lazy.reach = reach
-        self.lazy.refresh = layout.refresh if refresh is None else refresh
-        self.lazy.counters = self.counters
-        self.lazy.u = <double *> address(self.u)
-        with nogil:
-            _lazy.refresh(&self.lazy, 0)
-        self.counts[:] = 0
-
-    cdef int advance(self, const int64_t *records, const int32_t *initial, int64_t n,
-                     _interrupt.StopCondition *stop) noexcept nogil:
-        cdef int64_t k
-        cdef int code
-        # Every operation that takes O(pairs), a refresh or a jump, rebases bins. With many utilities any step is slow.
-        cdef int64_t *work = &self.counters.rebases if self.model.n_utilities < 256 else &self.counters.steps
-        for k in range(n):
-            if self.far:
-                self.prefetch(records, initial, k, n)
-            code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
-                              self.V, self.lam)
-            if code != _kkt.OK or _interrupt.must_stop(stop, k, work[0]):
-                return code
-        return _kkt.OK
-
-    def state(self):
-        """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
-        lazy = &self.lazy
-        return super().state() | {
-            "x": np.stack([*(self.members[name] for name in ("log_z", "z", "acc", "mark")), *self.settled.T]),
-            "frame": self.frame[:3].copy(),
-            "moments": self.moments.copy(),
-            "window": self.window.copy(),
-            "powers": self.powers.copy(),
-            "sums": np.array([lazy.total.high, lazy.total.low, lazy.weighted.high, lazy.weighted.low]),
-            "steps": np.array([lazy.since, lazy.next_refresh], dtype=np.int64),
-        }
-
-    def restore(self, state):
-        """Restore what `state` returned for a core of the same layout; sizes are not checked."""
-        super().restore(state)
-        for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
-            self.members[name] = values
-        self.settled[:] = state["x"][4:].T
-        self.frame[:3] = state["frame"]
-        self.moments[:] = state["moments"]
-        self.window[:], self.powers[:] = state["window"], state["powers"]
-        self.lazy.total.high, self.lazy.total.low, self.lazy.weighted.high, self.lazy.weighted.low = state["sums"]
-        self.lazy.since, self.lazy.next_refresh = state["steps"]
-
-    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
-                              int64_t n) noexcept nogil:
-        """Prefetch what later steps read: first the record, then its pair and next state, then the pair's state."""
-        cdef const _model.Head *h
-        if k + 3 * AHEAD < n:
-            _random.dpdl_prefetch_read(_model.head(&self.model, records[k + 3 * AHEAD]))
-        if k + 2 * AHEAD < n:
-            h = _model.head(&self.model, records[k + 2 * AHEAD])
-            _random.dpdl_prefetch(&self.lazy.member[h.pair])
-            if h.s_next >= 0:
-                _random.dpdl_prefetch(&self.V[h.s_next])
-            _random.dpdl_prefetch(&self.V[initial[k + 2 * AHEAD]])
-        if k + AHEAD < n:
-            _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
     def summary(self, double divisor=1.0):
         """(Sum of x over the iterates before each step taken, divided; logarithm of the present x).
@@ -581,32 +608,7 @@ cdef class LazyCore(Core):
         """(sum x, sum c x) as kept by increments."""
         return _sums.value(&self.lazy.total), _sums.value(&self.lazy.weighted)
 
-    def bare_loop(self, int64_t n):
-        """The least work of a step with one utility, n times: a draw, the memory accesses, two exponentials.
-
-        The baseline of the benchmarks. Does not change the iterate; returns a number that depends on all of the work.
-        """
-        cdef int64_t records[BLOCK]
-        cdef int32_t nowhere[BLOCK]
-        cdef int64_t block, k
-        cdef const _model.Head *h
-        cdef _lazy.Member *j
-        cdef double x, total = 0.0
-        memset(nowhere, 0, sizeof(nowhere))
-        with self.sampler.bit_generator.lock, nogil:
-            while n > 0:
-                block = BLOCK if n > BLOCK else n
-                for k in range(block):
-                    records[k] = _random.next_record(&self.sampler.draws)
-                for k in range(block):
-                    if self.far:
-                        self.prefetch(records, nowhere, k, block)
-                    h = _model.head(&self.model, records[k])
-                    j = &self.lazy.member[h.pair]
-                    x = exp(j.log_z + 1e-9 * (h.r - self.V[j.state].v + _duals.value_after(self.V, h.s_next)))
-                    total += x + exp(-1e-9 * x)
-                n -= block
-        return total
-
-
-include "_kernels.pxi"
+    @property
+    def capsule(self):
+        """The C structs (_lazy.Parts), for dpdl._kernels; valid as long as this object."""
+        return PyCapsule_New(&self.parts, "dpdl.Parts", NULL)

@@ -64,7 +64,12 @@ cdef extern from *:
     static const double dpdl_inverse[14] = {0.0, 1.0, 1.0 / 2, 1.0 / 3, 1.0 / 4, 1.0 / 5, 1.0 / 6, 1.0 / 7, 1.0 / 8,
                                             1.0 / 9, 1.0 / 10, 1.0 / 11, 1.0 / 12, 1.0 / 13};
     #define DPDL_REMAINDER 1e-17
+    #define DPDL_THRESHOLD 0.25
+    #define DPDL_REACH 0.375
     """
+    # Defaults of the limits of tau: a bin beyond the first is rebased, and the series are accurate up to the second.
+    const double THRESHOLD "DPDL_THRESHOLD"
+    const double REACH "DPDL_REACH"
     const double *INVERSE "dpdl_inverse"     # 1 / k
     # What the series of the power sums may leave out of sum c x.
     const double REMAINDER "DPDL_REMAINDER"
@@ -126,6 +131,13 @@ ctypedef struct Lazy:
     Member *sampled             # the pair that `sums` leaves out, with its x_old
     double x_old
     bint exact                  # whether `sums` sums over the pairs instead of the moments
+
+
+ctypedef struct Parts:          # of a run
+    Lazy *lazy
+    const Model *model
+    Value *V
+    Multiplier *lam
 
 
 cdef inline double fraction(const Lazy *f, const Member *i) noexcept nogil:

@@ -9,6 +9,21 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+#: Files whose results could depend on which instructions a processor has; .ci/run repeats them under every kernel.
+NUMERICAL = {
+    *("test_certified", "test_cmdp", "test_exact", "test_hostile_plans", "test_kernels", "test_lazy", "test_learn"),
+    *("test_mixing", "test_paper", "test_patient_plans", "test_planner", "test_pricing", "test_restricted"),
+    *("test_saddle", "test_slater", "test_twin", "test_verification", "test_certificate", "test_safe_policy"),
+    *("test_safety", "test_fit", "test_judgement", "test_adaptive", "test_ties"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in NUMERICAL:
+            item.add_marker("numerical")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard():
     """Python's own handler of SIGINT, here and in the processes that tests start.

@@ -6,7 +6,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from dpdl import Dataset
+from dpdl import Dataset, read_log
+from dpdl.question import pose
 
 KINDS = ("independent", "trajectory", "trajectories")
 GAMMA = 0.9
@@ -28,15 +29,42 @@ def columns(kind, n_utilities, n_records=60, seed=0):
 
 
 def make_log(kind="independent", n_utilities=1, costs=False, **options):
-    """A log, with utilities or with costs that have units."""
+    """A log, with utilities or with costs."""
     data, starts = columns(kind, n_utilities, **options)
     sizes = {"n_states": 4, "n_actions": 3, "starts": starts}
     if not costs:
         return Dataset(**data, **sizes)
-    data["costs"] = 7.3 * data.pop("u")
+    data["costs"] = {f"cost {i}": 7.3 * column for i, column in enumerate(data.pop("u").T)}
     data["r"] *= 3.1
-    limits = np.linspace(0.5, 1.5, n_utilities)
-    return Dataset.from_costs(**data, limits=limits, gamma=GAMMA, normalised=False, reward_scale=3.1, **sizes)
+    return Dataset(**data, **sizes)
+
+
+def from_costs(s, a, s_next, r, costs, limits, *, gamma, normalised, **options):
+    """A log of costs "cost 0", "cost 1", ... under limits on their averages (normalised) or totals."""
+    columns = np.asarray(costs, dtype=float).reshape(len(s), -1)
+    named = {f"cost {i}": column for i, column in enumerate(columns.T)}
+    log = Dataset(s, a, s_next, r, costs=named, **options)
+    bounds = dict(zip(named, np.atleast_1d(limits).tolist(), strict=True))
+    return pose(log, gamma, bounds, "average" if normalised else "total")
+
+
+def from_table(table, *, costs=None, limits=None, gamma=None, **names):
+    """The log of a table, under limits on its costs if there are any."""
+    log = read_log(table, costs=list(costs or ()), **names)
+    return log if gamma is None else pose(log, gamma, costs, limits)
+
+
+def from_trajectories(trajectories, terminated=False, **options):
+    """A log of trajectories (states, actions, rewards, utilities), each of which has one state more than actions."""
+    ended = np.broadcast_to(terminated, len(trajectories))
+    columns, starts, marks = [], [0], []
+    for (states, actions, rewards, utilities), end in zip(trajectories, ended, strict=True):
+        states = np.append(states, 0) if end and len(states) == len(actions) else np.asarray(states)
+        columns.append((states[:-1], actions, states[1:], rewards, np.reshape(utilities, (len(actions), -1))))
+        starts.append(starts[-1] + len(actions))
+        marks += [False] * (len(actions) - 1) + [bool(end)]
+    joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
+    return Dataset(*joined, starts=starts[:-1], terminated=marks if any(marks) else None, **options)
 
 
 def assert_same(one, other):
@@ -48,7 +76,7 @@ def assert_same(one, other):
     assert (one.starts is None) == (other.starts is None)
     if one.starts is not None:
         assert one.starts.tolist() == other.starts.tolist()
-    for name in ("n_states", "n_actions", "n_utilities", "units", "kind", "fingerprint"):
+    for name in ("n_states", "n_actions", "n_utilities", "cost_names", "kind", "fingerprint"):
         assert getattr(one, name) == getattr(other, name)
 
 

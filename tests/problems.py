@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpdl import _core
+from dpdl import _core, _kernels
 from dpdl.data.dataset import Dataset
 from dpdl.learner.layout import Inputs, Layout
 from dpdl.models.cmdp import CMDP
@@ -62,7 +62,7 @@ class Run:
         self.sampler = self.layout.sampler(np.random.Generator(np.random.PCG64(seed)))
         log_x, V, log_lam = self.layout.start()
         self.start = (self.dense(np.exp(log_x)), V, np.exp(log_lam))
-        core = {"eager": _core.EagerCore, "lazy": _core.LazyCore}[kind]
+        core = {"eager": _kernels.EagerCore, "lazy": _core.LazyCore}[kind]
         self.core = core(self.layout, self.sampler, log_x, V, log_lam, self.layout.refresh, **options)
 
     def dense(self, x):

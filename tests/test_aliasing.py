@@ -12,7 +12,6 @@ import scipy.sparse as sp
 from dpdl import (
     CMDP,
     Dataset,
-    DatasetBuilder,
     Point,
     Reference,
     estimate_reference,
@@ -81,9 +80,8 @@ def test_what_is_done_to_the_shape_of_an_array_that_a_log_gives_out_has_no_effec
         learn(log, **RUN, rho0=[0.25] * 4, reference=reference)
 
 
-def test_no_array_of_a_log_that_was_opened_or_built_can_be_changed(tmp_path):
-    with DatasetBuilder(tmp_path / "log", **SIZES, n_utilities=1) as builder:
-        builder.append(**columns("independent", 1)[0])
+def test_no_array_of_a_log_that_was_opened_can_be_changed(tmp_path):
+    make_log().save(tmp_path / "log")
     for mmap in (True, False):
         log = Dataset.open(tmp_path / "log", mmap=mmap)
         for part in (log, log[3:], pickle.loads(pickle.dumps(log))):
@@ -282,8 +280,7 @@ def packed_columns():
 
 MADE = {
     "Dataset": lambda **given: Dataset(**given, **SIZES),
-    "Dataset.from_costs": lambda **given: Dataset.from_costs(**given, gamma=0.9, normalised=True, **SIZES),
-    "Dataset.from_trajectories": lambda **given: Dataset.from_trajectories([tuple(given.values())], **SIZES),
+    "Dataset, costs": lambda c, **given: Dataset(costs={"c": c}, **given, **SIZES),
     "CMDP": lambda **given: CMDP(**given, gamma=0.5),
     "CMDP, sparse": lambda data, indices, indptr, **given: CMDP(
         sp.csr_array((data, indices, indptr), shape=(12, 4), copy=False), **given, gamma=0.5
@@ -296,17 +293,10 @@ MADE = {
 
 def arguments_of(name):
     if name == "Dataset":
-        return packed_columns() | {"starts": np.array([0, 1, 17, 40, 59]), "utility_scale": np.array([1.0, 2.0])}
-    if name == "Dataset.from_costs":
+        return packed_columns() | {"starts": np.array([0, 1, 17, 40, 59])}
+    if name == "Dataset, costs":
         data = packed_columns()
-        return data | {"costs": data.pop("u"), "limits": np.array([0.5, 0.7])}
-    if name == "Dataset.from_trajectories":
-        return {
-            "states": np.array([1, 2, 3, 0], dtype=np.int32),
-            "actions": np.array([2, 1, 0], dtype=np.int32),
-            "rewards": np.array([0.5, 1.0, -1.0]),
-            "utilities": np.array([[0.5], [1.0], [-1.0]]),
-        }
+        return data | {"c": data.pop("u")[:, 0].copy()}
     if name == "CMDP":
         cmdp = model()
         dense = cmdp.P.toarray().reshape(4, 3, 4)
@@ -341,33 +331,6 @@ def test_what_was_made_does_not_follow_its_arguments(name, view):
         for key, array in arguments_of(name).items():
             if key != changed:
                 np.testing.assert_array_equal(originals[key], array)  # and nobody else writes to it
-
-
-@pytest.mark.parametrize("costs", [False, True])
-def test_what_is_built_does_not_follow_its_arguments(tmp_path, costs):
-    given = packed_columns() | {"starts": np.array([0, 1, 17, 40, 59])}
-    limits, scale = np.array([0.5, 0.7]), np.array([2.0, 2.0])
-    rule = {"gamma": 0.9, "normalised": True}
-    if costs:
-        builder = DatasetBuilder.from_costs(tmp_path / "log", limits, **rule, **SIZES)
-    else:
-        builder = DatasetBuilder(tmp_path / "log", **SIZES, n_utilities=2, utility_scale=scale)
-    garbage(scale)
-    with builder:
-        for _ in range(2):
-            garbage(limits)
-            fresh = {name: array.copy() for name, array in given.items()}
-            builder.append(**fresh)
-            for array in fresh.values():
-                garbage(array)
-    twice = {name: np.concatenate([array, array]) for name, array in given.items()}
-    twice["starts"] = np.concatenate([given["starts"], given["starts"] + 60])
-    if costs:
-        twice["costs"] = twice.pop("u")
-        expected = Dataset.from_costs(**twice, limits=[0.5, 0.7], **rule, **SIZES)
-    else:
-        expected = Dataset(**twice, **SIZES, utility_scale=[2.0, 2.0])
-    assert_same(Dataset.open(tmp_path / "log"), expected)
 
 
 # ---- Runs ----

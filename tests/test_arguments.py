@@ -11,11 +11,9 @@ from dpdl.learner.options import OptionKeywords
 
 from dpdl import (
     Dataset,
-    DatasetBuilder,
     Reference,
     Settings,
     estimate_slater,
-    from_parquet,
     instances,
     learn,
     learn_adaptive,
@@ -60,36 +58,11 @@ def made(**given):
     return Dataset([0, 1], [0, 1], [1, 0], [0, 1], [[0], [1]], **given)
 
 
-def made_of_costs(**given):
-    return Dataset.from_costs([0, 1], [0, 1], [1, 0], [0, 1], [[0], [1]], [0.5], **given)
-
-
-def built_of_costs(path, **given):
-    return DatasetBuilder.from_costs(path, [0.5], **given)
-
-
 #: Functions, and their arguments that are no arrays. A path that nobody reads is missing.
 CALLS = {
-    "Dataset": (made, SIZES | {"reward_scale": 1.0}),
-    "Dataset.from_costs": (made_of_costs, SIZES | {"gamma": 0.5, "normalised": True, "reward_scale": 1.0}),
+    "Dataset": (made, SIZES),
     "Dataset.open": (Dataset.open, {"path": "missing", "mmap": True, "verify": True}),
     "Dataset.save": (LOG.save, {"path": "missing/log", "overwrite": False}),
-    "Dataset.to_parquet": (LOG.to_parquet, {"path": "missing/log", "overwrite": False}),
-    "DatasetBuilder": (DatasetBuilder, SIZES | {"path": "log", "n_utilities": 1, "overwrite": False}),
-    "DatasetBuilder.from_costs": (built_of_costs, SIZES | {"path": "log", "gamma": 0.5, "normalised": True}),
-    "from_parquet": (
-        lambda **given: from_parquet("missing", **given),
-        {
-            "path": "log",
-            "s": "s",
-            "a": "a",
-            "s_next": "s_next",
-            "r": "r",
-            "episode": "e",
-            "overwrite": True,
-            "verify": True,
-        },
-    ),
     "CMDP.solve": (MODEL.solve, {"kappa": 0.0}),
     "CMDP.sample": (lambda **given: MODEL.sample(mu=np.full((4, 3), 1 / 12), **given), {"n": 3, "rng": 0}),
     "CMDP.rollout": (
@@ -165,11 +138,6 @@ def test_a_sparse_array_that_names_columns_beyond_its_end_is_refused():
 
 def test_names_are_kept_once_and_in_order():
     assert check.choices("known", ["slater", "psi", "psi"], ("psi", "slater")) == ("psi", "slater")
-
-
-def test_trajectories_must_be_several():
-    with pytest.raises(TypeError, match=r"^trajectories must be an iterable of trajectories, got int$"):
-        Dataset.from_trajectories(3, **SIZES)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_no_policy_is_called_optimal_that_is_not(seeds, most):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_depends_on_what_highs_makes_of_the_large_program(kind, monkeypatch):
-    monkeypatch.setattr(programs, "propose", lambda program: None)
+    monkeypatch.setattr(programs, "propose", lambda program, solver: None)
     for seed in range(5):
         cmdp = hostile(np.random.default_rng([1, seed]), kind=kind)
         assert check_solution(cmdp, *optimum(cmdp)) != "inaccurate"
@@ -72,7 +72,7 @@ def test_nothing_depends_on_what_highs_makes_of_the_large_program(kind, monkeypa
 def test_an_answer_that_is_not_certain_says_so(works, monkeypatch):
     monkeypatch.setattr(certified, "MIXTURE_STATES", 1)
     if not works:
-        monkeypatch.setattr(programs, "propose", lambda program: None)
+        monkeypatch.setattr(programs, "propose", lambda program, solver: None)
     counts = Counter()
     for seed in range(20):
         cmdp = hostile(np.random.default_rng([2, seed]), kind="rare", gamma=1 - 1e-8)
@@ -85,7 +85,7 @@ def test_an_answer_that_is_not_certain_says_so(works, monkeypatch):
 def test_functions_without_a_status_raise_instead(monkeypatch):
     cmdp, even = slipping(1e-9, 0.99999), [[0.25, 0.25], [0.25, 0.25]]
     monkeypatch.setattr(certified, "MIXTURE_STATES", 1)
-    monkeypatch.setattr(programs, "propose", lambda program: None)
+    monkeypatch.setattr(programs, "propose", lambda program, solver: None)
     for function, what in ((cmdp.slater, "the Slater constant"), (lambda: cmdp.concentrability(even), "the largest")):
         with pytest.raises(RuntimeError, match=f"^{what}.* could not be shown to 1e-06, for lack of precision$"):
             function()

@@ -507,7 +507,6 @@ def test_another_data_set_is_refused(path):
     for other in (
         Dataset(*columns, r, LOG.u, n_states=12, n_actions=4),  # one bit of one number
         Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=5),
-        Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=4, utility_scale=2.0),
         LOG[:-1],
         LOG[::-1],
     ):

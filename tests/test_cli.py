@@ -59,7 +59,7 @@ def test_without_matplotlib_the_demo_says_how_to_get_a_picture(monkeypatch, caps
         (["solve", "log", "--gamma", "0.9", "--cost", "icu=much"], "must be COLUMN=LIMIT with a number for LIMIT"),
         (["solve", "log", "--gamma", "0.9", "--cost", "=1"], "must be COLUMN=LIMIT with a number for LIMIT"),
         (["solve", "log", "--gamma", "0.9", "--time-limit", "0"], "positive number of seconds"),
-        (["solve", "log", "--gamma", "0.9", "--method", "guess"], "invalid choice"),
+        (["solve", "log", "--gamma", "0.9", "--cost-max", "much"], "must be COLUMN=LIMIT with a number for LIMIT"),
         (["learn", "log", "--gamma", "0.9", "--order", "odd"], "invalid choice"),
         (["fly"], "invalid choice"),
         (["demo", "--steps", "0"], "positive whole number, got 0"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import dpdl
+import logs
 from dpdl import cli
 from dpdl.acting import Policy
 from dpdl.commands.output import plain
@@ -108,7 +109,7 @@ def test_inspect_shows_the_log_that_the_columns_make(run):
     code, out, _ = run("inspect", "clinic.csv", *TABLE, *COSTS, "--json")
     assert code == 0
     found = json.loads(out)
-    log = dpdl.Dataset.from_table(
+    log = logs.from_table(
         "clinic.csv", state="ward", action="drug", reward="gain", episode="patient", time="day", terminated="left",
         missing="drop",
     )  # fmt: skip
@@ -118,7 +119,7 @@ def test_inspect_shows_the_log_that_the_columns_make(run):
     assert found["ended"] == log.n_ended
     assert found["per row"]["icu days"][0] == pytest.approx(0, abs=1e-9)
     assert found["per row"]["icu days"][2] == pytest.approx(1)
-    assert found["per row"]["reward"] == pytest.approx([-10, float(np.mean(log.r)) * log.units.reward_scale, 100])
+    assert found["per row"]["reward"] == pytest.approx([-10, float(np.mean(log.r)) * log.question.reward_scale, 100])
     assert any("left out" in note for note in found["notes"])
     _, out, _ = run("inspect", "clinic.csv", *TABLE, *COSTS)
     assert "side effects" in out
@@ -126,7 +127,7 @@ def test_inspect_shows_the_log_that_the_columns_make(run):
 
 
 def test_inspect_opens_folders(run):
-    dpdl.Dataset.from_table("toy.csv", state="s", action="a", reward="r", next_state="next").save("log")
+    logs.from_table("toy.csv", state="s", action="a", reward="r", next_state="next").save("log")
     code, out, _ = run("inspect", "log")
     assert code == 0
     assert "1,000 transitions, 1 states, 2 actions" in out
@@ -136,7 +137,7 @@ def test_inspect_opens_folders(run):
 
 
 def test_solve_writes_a_certified_policy_an_answer_and_a_report(run):
-    code, out, err = run("solve", "clinic.csv", *TABLE, *COSTS, "-o", "answer", "--seed", "0")
+    code, out, err = run("solve", "clinic.csv", *TABLE, *COSTS, "-o", "answer")
     assert (code, err) == (0, "")
     assert "CERTIFIED" in out
     assert sorted(path.name for path in Path("answer").iterdir()) == ["answer.json", "policy.json", "report.html"]
@@ -192,7 +193,7 @@ def test_too_little_data_has_its_own_code(run):
 
 def test_a_policy_is_matched_to_a_log_by_labels(run):
     table = {"s": ["x", "y", "x"], "a": ["go", "stay", "stay"], "t": ["y", "x", "x"], "r": [1, 0, 0]}
-    log = dpdl.Dataset.from_table(table, state="s", action="a", reward="r", next_state="t")
+    log = logs.from_table(table, state="s", action="a", reward="r", next_state="t")
     policy = Policy([[0.0, 0.25, 0.75], [0, 1, 0], [1, 0, 0]], dpdl.Labels(["y", "x", "z"], ["fly", "go", "stay"]))
     assert aligned(policy, log).tolist() == [[1.0, 0.0], [0.25, 0.75]]
     with pytest.raises(ValueError, match="in state 'x' the policy takes 'fly', which the log never shows"):
@@ -214,7 +215,7 @@ def test_learn_writes_policy_result_and_picture(run):
     found = json.loads(Path("run/result.json").read_text())
     assert found["success"] is True
     assert found["evaluation"]["constraints"][0]["name"] == "icu days"
-    log = dpdl.open_log(
+    log = logs.from_table(
         "clinic.csv", state="ward", action="drug", reward="gain", episode="patient", time="day", terminated="left",
         missing="drop", costs={"icu days": 1, "side effects": 4}, limits="total", gamma=0.9,
     )  # fmt: skip
@@ -224,7 +225,7 @@ def test_learn_writes_policy_result_and_picture(run):
 
 
 def test_a_run_stops_goes_on_and_is_the_run_that_never_stopped(run):
-    dpdl.open_log(
+    logs.from_table(
         "episode.csv", state="s", action="a", reward="r", next_state="next", terminated="end", episode="e",
         costs={"c": 1.6}, limits="average", gamma=0.9,
     ).save("log")  # fmt: skip
@@ -255,7 +256,7 @@ def test_infeasible_for_learn_too(run):
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT")
 def test_ctrl_c_writes_what_was_done_and_ends_with_130(run, tmp_path):
-    dpdl.open_log(
+    logs.from_table(
         "episode.csv", state="s", action="a", reward="r", next_state="next", terminated="end", episode="e",
         costs={"c": 1.6}, limits="average", gamma=0.9,
     ).save("log")  # fmt: skip
@@ -278,15 +279,15 @@ def test_ctrl_c_writes_what_was_done_and_ends_with_130(run, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT")
 def test_ctrl_c_while_solving_gives_the_best_answer_so_far(run, monkeypatch):
     """As a user's Ctrl-C in the middle of the search: when the third candidate is tried."""
-    from dpdl.deploying import safe
+    from dpdl.safety.proposals import Proposer
 
-    def interrupted(self, of=safe._Searches._candidates):
-        for k, one in enumerate(of(self)):
+    def interrupted(self, run=Proposer.run):
+        for k, proposal in enumerate(run(self)):
             if k == 2:
                 signal.raise_signal(signal.SIGINT)
-            yield one
+            yield proposal
 
-    monkeypatch.setattr(safe._Searches, "_candidates", interrupted)
+    monkeypatch.setattr(Proposer, "run", interrupted)
     code, out, _ = run("solve", "clinic.csv", *TABLE, *COSTS, "-o", "answer", "--json")
     found = json.loads(out)
     assert code == 130

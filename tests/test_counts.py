@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+import logs
 from dpdl import Dataset, estimate_slater, exact, from_parquet, learn, learn_adaptive, replicate, resume, verify
 from logs import assert_same
 from test_ends import GAMMA, ending_model
@@ -29,7 +30,7 @@ def noisy(log):
     r, costs = rng.uniform(0, 30, len(log)), rng.uniform(0, 4, (len(log), 2))
     marks = {"terminated": log.terminated, "starts": log.starts}
     rule = {"limits": [15.0, 18.0], "gamma": GAMMA, "normalised": False}
-    return Dataset.from_costs(log.s, log.a, log.s_next, r, costs, **rule, **SIZES, **marks, reward_scale=30.0), rule
+    return logs.from_costs(log.s, log.a, log.s_next, r, costs, **rule, **SIZES, **marks, reward_scale=30.0), rule
 
 
 def same_model(one, other, rtol=1e-12):
@@ -52,16 +53,16 @@ def test_counts_of_costs_are_sums_of_costs(log):
     priced, rule = noisy(log)
     columns = priced.counts()
     costs = np.array([2.0, 3.0]) @ columns["costs"].T
-    raw = priced.units.cost_limits()
-    slack = np.where(priced.terminated[:, None], raw.total, raw.rate) - priced.u * priced.units.utility_scale
+    raw = priced.question.cost_limits()
+    slack = np.where(priced.terminated[:, None], raw.total, raw.rate) - priced.u * priced.question.scales
     assert costs.sum() == pytest.approx((slack @ [2.0, 3.0]).sum(), rel=1e-12)
     assert columns["cost_squares"].sum() == pytest.approx((slack**2).sum(), rel=1e-12)
     again = Dataset.from_counts(**columns, **rule, initial=priced.initial_counts, reward_scale=30.0, **SIZES)
     one, other = exact.plug_in(again, GAMMA), exact.plug_in(priced, GAMMA)
     np.testing.assert_allclose(one.r, other.r, rtol=1e-12)
-    scales = [np.array(each.units.utility_scale)[:, None, None] for each in (again, priced)]
+    scales = [np.array(each.question.scales)[:, None, None] for each in (again, priced)]
     np.testing.assert_allclose(one.u * scales[0], other.u * scales[1], rtol=1e-11)
-    assert again.units.costs([0.0, 0.0]).tolist() == [15.0, 18.0]
+    assert again.question.costs([0.0, 0.0]).tolist() == [15.0, 18.0]
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e9])
@@ -70,14 +71,14 @@ def test_counts_of_costs_far_below_their_limits_are_taken_back(limit):
     costs = np.array([0.0, 0.0, 1e-6, 1e-6, 2e-6, 0.3])
     columns = [0, 0, 0, 1, 1, 1], [0] * 6, [1, 1, 1, 0, 0, 0], [1.0] * 6, costs, limit
     rule = {"gamma": 0.99, "normalised": False, "n_states": 2, "n_actions": 1}
-    log = Dataset.from_costs(*columns, **rule, terminated=[1, 1, 0, 1, 1, 0])
+    log = logs.from_costs(*columns, **rule, terminated=[1, 1, 0, 1, 1, 0])
     counts = log.counts()
     again = Dataset.from_counts(**counts, limits=limit, **rule)
     np.testing.assert_allclose(again.counts()["costs"], counts["costs"], rtol=1e-12, atol=1e-15 * limit)
     assert counts["terminated"].tolist() == [False, True, False, True]
     np.testing.assert_allclose(counts["costs"].ravel(), [1e-6, 0, 0.3, 3e-6], rtol=1e-12, atol=1e-15 * limit)
     one, other = (exact.plug_in(each, 0.99, [1, 0]).evaluate([[1.0], [1.0]]).utilities for each in (log, again))
-    np.testing.assert_allclose(log.units.utilities(one), again.units.utilities(other), rtol=1e-12)
+    np.testing.assert_allclose(log.question.utilities(one), again.question.utilities(other), rtol=1e-12)
 
 
 def test_counting_counts_changes_nothing(counted, log):
@@ -180,7 +181,7 @@ def test_slater_of_noisy_counts_uses_the_squares(log):
     widths = []
     for each in (exactly, blindly):
         found = estimate_slater(each, gamma=GAMMA)
-        scale = min(each.units.utility_scale)
+        scale = min(each.question.scales)
         widths.append(scale * (found.upper - found.lower))
     assert exactly.spreads is not None
     assert blindly.spreads is None

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import logs
 from dpdl import _validation as check
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
 from dpdl.data import packing
@@ -148,7 +149,7 @@ def test_the_advice_about_scaling_works(column, scale, largest, already):
     advice = float(re.search(rf"pass {scale}=(\S+) or more", str(caught.value)).group(1))
     log = Dataset(**{**GOOD, column: value, scale: advice})
     assert abs(getattr(log, column)).max() == 1
-    assert (log.units.reward_scale if column == "r" else log.units.utility_scale[0]) == advice
+    assert (log.question.reward_scale if column == "r" else log.question.scales[0]) == advice
 
 
 def test_a_scale_that_overflows_is_reported_without_a_warning():
@@ -204,7 +205,7 @@ def test_a_slice_is_the_log_of_those_rows(part):
     values, counts = np.unique(flat, return_counts=True)
     np.testing.assert_array_equal(cut.pairs, values)
     np.testing.assert_array_equal(cut.pair_counts, counts)
-    assert (cut.n_states, cut.n_actions, cut.units) == (log.n_states, log.n_actions, log.units)
+    assert (cut.n_states, cut.n_actions, cut.question) == (log.n_states, log.n_actions, log.question)
 
 
 @pytest.mark.parametrize("part", [slice(3, 9), slice(None, None, 3), slice(None, None, -1), slice(None)])
@@ -288,7 +289,7 @@ def test_utilities_are_nonnegative_exactly_where_costs_keep_their_limit(normalis
     """One state, two actions: every policy's discounted cost is known, C = (p c_0 + (1-p) c_1)/(1-gamma)."""
     gamma, cost = 0.9, np.array([2.0, 0.0])
     bound = limit if normalised else limit * 10  # the same policies either way: 1/(1-gamma) = 10
-    log = Dataset.from_costs(
+    log = logs.from_costs(
         [0, 0],
         [0, 1],
         [0, 0],
@@ -310,27 +311,27 @@ def test_utilities_are_nonnegative_exactly_where_costs_keep_their_limit(normalis
         if abs(measured - bound) > 1e-9:
             assert (utility >= 0) == (measured <= bound)
         # A dozen roundings of numbers of size 30 at most.
-        assert log.units.costs([utility])[0] == pytest.approx(measured, abs=1e-12)
+        assert log.question.costs([utility])[0] == pytest.approx(measured, abs=1e-12)
 
 
 def test_units_remember_every_scale():
     log = Dataset(**{**GOOD, "reward_scale": 4.0, "utility_scale": [2.0, 8.0]})
-    assert log.units.reward(log.r[0]) == GOOD["r"][0]
-    assert log.units.utilities(log.u[0]).tolist() == GOOD["u"][0]
+    assert log.question.reward(log.r[0]) == GOOD["r"][0]
+    assert log.question.utilities(log.u[0]).tolist() == GOOD["u"][0]
     with pytest.raises(ValueError, match="not made from costs"):
-        log.units.costs([0.0, 0.0])
+        log.question.costs([0.0, 0.0])
 
 
 def test_costs_that_never_differ_from_the_rate_are_zero_utilities():
-    log = Dataset.from_costs(**{**COSTS, "costs": [[0.5]] * 3})
+    log = logs.from_costs(**{**COSTS, "costs": [[0.5]] * 3})
     assert log.u.tolist() == [[0.0]] * 3
-    assert log.units.costs([0.0]).tolist() == [0.5]
-    assert Dataset.from_costs(**{**COSTS, "costs": np.zeros((3, 0)), "limits": []}).n_utilities == 0
+    assert log.question.costs([0.0]).tolist() == [0.5]
+    assert logs.from_costs(**{**COSTS, "costs": np.zeros((3, 0)), "limits": []}).n_utilities == 0
 
 
 def test_costs_and_limits_that_overflow_are_named():
     with pytest.raises(ValueError, match=r"^limits - costs\[1, 0\] = inf must be finite$"):
-        Dataset.from_costs(
+        logs.from_costs(
             [0, 0],
             [0, 0],
             [0, 0],

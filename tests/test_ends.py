@@ -1,26 +1,22 @@
 """Ends of episodes: rows after which nothing follows, in every part of the library."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import logs
 from dpdl import (
     CMDP,
     Dataset,
-    DatasetBuilder,
     Settings,
     estimate_slater,
     exact,
-    from_parquet,
     learn,
     mixing,
     resume,
     verify,
 )
-from logs import assert_same, reseal
+from logs import assert_same
 from problems import Run
 
 GAMMA = 0.9
@@ -108,9 +104,9 @@ def test_a_limit_on_a_total_holds_over_episodes_that_end():
     columns = ([0, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0], c)
     sizes = {"n_states": 2, "n_actions": 1, "terminated": [0, 1, 0], "truncated": [0, 0, 1]}
     for normalised, scale in ((False, 1), (True, 1 - gamma)):
-        log = Dataset.from_costs(*columns, scale * limit, gamma=gamma, normalised=normalised, **sizes)
+        log = logs.from_costs(*columns, scale * limit, gamma=gamma, normalised=normalised, **sizes)
         episode = log.u[0, 0] + gamma * log.u[1, 0]
-        cost = log.units.costs([episode]).item()
+        cost = log.question.costs([episode]).item()
         assert cost == pytest.approx(scale * (c[0] + gamma * c[1]), rel=1e-14)
         assert (episode >= 0) == (c[0] + gamma * c[1] <= limit)
 
@@ -122,79 +118,6 @@ def test_folders_carry_ends(log, tmp_path, mmap):
     assert_same(again, log)
     np.testing.assert_array_equal(again.terminated, log.terminated)
     assert log.n_ended > 300
-
-
-@pytest.mark.parametrize("chunk", [17, 4000])
-def test_the_builder_makes_the_same_log(log, tmp_path, chunk):
-    truncated = np.zeros(len(log), dtype=bool)
-    truncated[-1] = True
-    with DatasetBuilder(tmp_path / "log", n_states=6, n_actions=3, n_utilities=2) as builder:
-        for k in range(0, len(log), chunk):
-            part = slice(k, k + chunk)
-            columns = [column[part] for column in (log.s, log.a, log.s_next, log.r, log.u)]
-            builder.append(*columns, terminated=log.terminated[part], truncated=truncated[part])
-    assert_same(Dataset.open(tmp_path / "log"), log)
-
-
-def test_the_builder_writes_costs_of_episodes_as_the_class_does(log, tmp_path):
-    columns = (log.s, log.a, log.s_next, log.r, log.u**2)
-    rule = {"gamma": GAMMA, "normalised": False, "n_states": 6, "n_actions": 3}
-    marks = {"terminated": log.terminated, "truncated": np.zeros(len(log), dtype=bool)}
-    with DatasetBuilder.from_costs(tmp_path / "log", [2.0, 3.0], **rule) as builder:
-        builder.append(*columns, **marks)
-    assert_same(Dataset.open(tmp_path / "log"), Dataset.from_costs(*columns, [2.0, 3.0], **rule, **marks))
-
-
-def test_parquet_carries_ends(log, tmp_path):
-    log.to_parquet(tmp_path / "log.parquet")
-    assert_same(from_parquet(tmp_path / "log.parquet", tmp_path / "log"), log)
-
-
-def test_parquet_files_of_others_may_mark_ends_and_leave_the_next_state_out(log, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {"s": log.s, "a": log.a, "r": log.r, "u_0": log.u[:, 0], "u_1": log.u[:, 1], "end": log.terminated}
-    s_next = pa.array(log.s_next, mask=log.terminated)
-    table = pa.table(columns | {"s_next": s_next, "cut": np.zeros(len(log), dtype=bool)})
-    pq.write_table(table, tmp_path / "log.parquet")
-    sizes = {"n_states": 6, "n_actions": 3}
-    marks = {"terminated": "end", "truncated": "cut"}
-    assert_same(from_parquet(tmp_path / "log.parquet", tmp_path / "log", **marks, **sizes), log)
-    with pytest.raises(ValueError, match="column 's_next' is null in row"):
-        from_parquet(tmp_path / "log.parquet", tmp_path / "other", **sizes)
-    with pytest.raises(TypeError, match="column 's' must hold True and False, got int32"):
-        from_parquet(tmp_path / "log.parquet", tmp_path / "other", terminated="s", **sizes)
-
-
-def test_trajectories_may_end(tmp_path):
-    one = ([0, 1], [0, 0], [0.0, 1.0], [[1.0], [0.5]])
-    other = ([0, 1, 0], [0, 0], [0.0, 1.0], [[1.0], [0.5]])
-    log = Dataset.from_trajectories([one, other], terminated=[True, False], n_states=2, n_actions=1)
-    assert log.s_next.tolist() == [1, -1, 1, 0]
-    with pytest.raises(ValueError, match=r"^trajectories\[0\] has 2 actions, so its states must have length 3"):
-        Dataset.from_trajectories([one, other], n_states=2, n_actions=1)
-    rule = {"limits": 1.0, "gamma": 0.5, "normalised": False}
-    costs = Dataset.from_trajectories([one, other], terminated=[True, False], n_states=2, n_actions=1, **rule)
-    assert costs.units.limits == (1.0,)
-
-
-def test_a_folder_of_the_previous_format_opens(tmp_path):
-    plain = Dataset([0, 1], [0, 0], [1, 0], [0, 1], [[0], [0]], n_states=2, n_actions=1, starts=[0])
-    plain.save(tmp_path / "log")
-    header = json.loads((tmp_path / "log" / "header.json").read_bytes())
-    for name in ("n_transitions", "spreads", "initial"):
-        del header[name]
-    (tmp_path / "log" / "header.json").write_text(json.dumps(header | {"version": 1}))
-    reseal(tmp_path / "log")
-    assert Dataset.open(tmp_path / "log").fingerprint == plain.fingerprint
-    written = Dataset.open(Path(__file__).parent / "data" / "version-1")  # by the release before ends of episodes
-    assert written.s_next.tolist() == [1, 0, 0]
-    assert written.starts.tolist() == [0, 2]
-    assert written.units.costs([0.0]).tolist() == [0.5]
-    assert (written.n_ended, written.repeats, written.labels) == (0, None, None)
-    # The fingerprint of such a log as the first version of the format computed it: checkpoints name it.
-    assert plain.fingerprint == "b6fa05b7974b682b4257f1c8c3ae781430f9c681aa1bb35c3cd9f74129c94074"
 
 
 # ---- Core, twin and eager step ----
@@ -390,7 +313,7 @@ def test_states_that_are_entered_and_never_left_get_a_note(tmp_path):
     declared = Dataset(**columns, s_next=[1, 4, 3], terminated=[0, 1, 1])
     assert declared.notes == ()
     table = {"s": ["a", "a"], "a": [0, 0], "n": ["a", "b"], "r": [0, 1]}
-    (note,) = Dataset.from_table(table, state="s", action="a", reward="r", next_state="n").notes
+    (note,) = logs.from_table(table, state="s", action="a", reward="r", next_state="n").notes
     assert note.startswith("1 state is entered but never left ('b')")
 
 

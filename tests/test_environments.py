@@ -6,7 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dpdl import CMDP, Dataset, Labels, Policy, exact, judge, rollout
+import logs
+from dpdl import CMDP, Labels, Policy, exact, judge, rollout
 from dpdl import policy as policies
 from dpdl.environments import rollout as rollouts
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, world
@@ -58,10 +59,10 @@ def test_the_model_is_the_table(name):
     assert abs(found.P.toarray().reshape(S, A, S) - P).max() <= 1e-12
     assert found.ends == pytest.approx(ends, abs=1e-12)
     assert found.rho0 == pytest.approx(env.initial, abs=1e-12)
-    assert found.units.reward_scale * found.r == pytest.approx(reward, abs=1e-12)
+    assert found.question.reward_scale * found.r == pytest.approx(reward, abs=1e-12)
     rate = LIMITS[name] * (1 - GAMMA)
     slack = rate * (1 - ends) + LIMITS[name] * ends - cost  # an episode that ends keeps what is left of its limit
-    assert found.units.utility_scale[0] * found.u[0] == pytest.approx(slack, abs=1e-12)
+    assert found.question.scales[0] * found.u[0] == pytest.approx(slack, abs=1e-12)
     assert abs(found.r).max() == pytest.approx(1)
 
 
@@ -78,21 +79,21 @@ def test_values_of_the_model_are_those_of_the_table(name):
             V = (pi * (p * (gain + GAMMA * np.where(env.ends, 0, V[env.after]))).sum(axis=2)).sum(axis=1)
         values.append(env.initial @ V)
     answer = found.evaluate(pi)
-    assert found.units.reward(answer.reward) == pytest.approx(values[0], rel=1e-9)
-    assert found.units.costs(answer.utilities).tolist() == pytest.approx([values[1]], rel=1e-7, abs=1e-10)
+    assert found.question.reward(answer.reward) == pytest.approx(values[0], rel=1e-9)
+    assert found.question.costs(answer.utilities).tolist() == pytest.approx([values[1]], rel=1e-7, abs=1e-10)
 
 
 def test_units_stay_with_the_model_and_its_logs():
     lake = model("FrozenLake")
     again = pickle.loads(pickle.dumps(lake))
-    assert again.units == lake.units
-    assert lake.unconstrained().units.reward_scale == lake.units.reward_scale
-    assert pickle.loads(pickle.dumps(CMDP([[[1.0]]], [[0.0]], [[[0.0]]], 0.5, [1.0]))).units is None
+    assert again.question == lake.question
+    assert lake.unconstrained().question.reward_scale == lake.question.reward_scale
+    assert pickle.loads(pickle.dumps(CMDP([[[1.0]]], [[0.0]], [[[0.0]]], 0.5, [1.0]))).question is None
     policy = policies.uniform(64, 4)
     log = lake.rollout(100_000, policy, rng=0)
-    assert log.units == lake.units
+    assert log.question == lake.question
     found, answer = judge(policy, log, gamma=GAMMA), lake.evaluate(policy)
-    true = lake.units.reward(answer.reward), lake.units.costs(answer.utilities)[0]
+    true = lake.question.reward(answer.reward), lake.question.costs(answer.utilities)[0]
     for one, value in zip((found.reward, found.constraints[0]), true, strict=True):
         assert abs(one.value - value) <= 4 * one.error
 
@@ -104,7 +105,7 @@ def test_several_costs_and_normalised_limits():
     )  # fmt: skip
     assert lake.n_utilities == 2
     step = lake.evaluate(policies.uniform(64, 4))
-    per_step = lake.units.costs(step.utilities)
+    per_step = lake.question.costs(step.utilities)
     assert per_step[0] == pytest.approx(0.1 * step.occupancy.sum(), rel=1e-9)  # a cost of 1 in every step
     assert CMDP.from_gymnasium(make("FrozenLake"), gamma=0.9).n_utilities == 0
 
@@ -161,12 +162,14 @@ def test_rollouts_agree_with_the_exact_model(name):
     assert seen.n_truncated == 0
     found = model(name)
     answer = found.evaluate(pi)
-    assert abs(seen.reward.value - found.units.reward(answer.reward)) <= 4 * seen.reward.error
-    assert abs(seen.costs[0].value - found.units.costs(answer.utilities)[0]) <= 4 * seen.costs[0].error
+    assert abs(seen.reward.value - found.question.reward(answer.reward)) <= 4 * seen.reward.error
+    assert abs(seen.costs[0].value - found.question.costs(answer.utilities)[0]) <= 4 * seen.costs[0].error
     slow = model(name, gamma=1 - 1e-9, limits=1e3)  # discount without effect: sums per episode
     answer = slow.evaluate(pi)
-    assert abs(seen.reward.per_episode - slow.units.reward(answer.reward)) <= 4 * seen.reward.per_episode_error
-    assert abs(seen.costs[0].per_episode - slow.units.costs(answer.utilities)[0]) <= 4 * seen.costs[0].per_episode_error
+    assert abs(seen.reward.per_episode - slow.question.reward(answer.reward)) <= 4 * seen.reward.per_episode_error
+    assert (
+        abs(seen.costs[0].per_episode - slow.question.costs(answer.utilities)[0]) <= 4 * seen.costs[0].per_episode_error
+    )
 
 
 @pytest.mark.parametrize("steps", [7, 60])
@@ -215,7 +218,7 @@ def test_a_learned_policy_rolls_out_by_its_labels():
 
 def test_a_log_teaches_a_policy_that_does_in_the_environment_what_the_log_says(name):
     """From the table of a log to 10^4 episodes: within three joint standard errors of the estimates."""
-    log = Dataset.from_table(
+    log = logs.from_table(
         behaviour_log(name), state="s", action="a", reward="r", costs={"c": LIMITS[name]}, limits="total",
         gamma=GAMMA, next_state="next", episode="episode", time="t", terminated="end", truncated="cut",
     )  # fmt: skip
@@ -282,7 +285,7 @@ def test_a_discretised_policy_acts_on_raw_observations():
             seen = after
             if end:
                 break
-    log = Dataset.from_table(
+    log = logs.from_table(
         {name: np.array(column) for name, column in rows.items()}, state=["x", "y"], next_state=["x2", "y2"],
         action="a", reward="r", terminated="end", truncated="stop", discretizer={"method": "uniform", "bins": [4, 1]},
     )  # fmt: skip

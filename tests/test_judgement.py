@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import logs
 from dpdl import CMDP, Dataset, exact
 from dpdl.instances import ring
 from dpdl.models import judgement, solving
@@ -50,8 +51,8 @@ def test_the_standard_error_of_a_bandit_is_the_textbook_one():
     rng = np.random.default_rng(0)
     c = rng.exponential(size=500)
     zeros = np.zeros(500, dtype=int)
-    log = Dataset.from_costs(zeros, zeros, zeros, c, c, 2.0, gamma=0.5, normalised=True, n_states=1, n_actions=1,
-                             reward_scale=c.max())  # fmt: skip
+    log = logs.from_costs(zeros, zeros, zeros, c, c, 2.0, gamma=0.5, normalised=True, n_states=1, n_actions=1,
+                             )  # fmt: skip
     found = judge([[1.0]], log, gamma=0.5, rho0=[1.0])
     cost = found.constraints[0]
     assert cost.value == pytest.approx(c.mean(), rel=1e-12)
@@ -78,7 +79,7 @@ def test_figures_per_episode_are_those_of_the_episodes():
     costs = np.random.default_rng(1).uniform(0, 3, (len(log), 1))
     columns = (log.s, log.a, log.s_next, 7 * log.r, costs)
     marks = {"terminated": log.terminated, "starts": log.starts, "n_states": 6, "n_actions": 3}
-    priced = Dataset.from_costs(*columns, 40.0, gamma=GAMMA, normalised=False, reward_scale=7, **marks)
+    priced = logs.from_costs(*columns, 40.0, gamma=GAMMA, normalised=False, **marks)
     found = judge(UNIFORM, priced, gamma=GAMMA)
     episode = np.repeat(np.arange(len(log.starts)), np.diff(np.append(log.starts, len(log))))
     step = np.arange(len(log)) - log.starts[episode]
@@ -129,7 +130,7 @@ def test_one_episode_does_not_say_where_others_begin():
 
 
 def test_broken_limits_are_told():
-    log = Dataset.from_costs([0] * 4, [0] * 4, [0] * 4, [0] * 4, [3.0, 1, 3, 1], 1.5, gamma=0.5, normalised=True,
+    log = logs.from_costs([0] * 4, [0] * 4, [0] * 4, [0] * 4, [3.0, 1, 3, 1], 1.5, gamma=0.5, normalised=True,
                              n_states=1, n_actions=1)  # fmt: skip
     found = judge([[1.0]], log, gamma=0.5, rho0=[1.0])
     assert not found.kept
@@ -182,8 +183,8 @@ def test_one_huge_cost_does_not_make_a_broken_limit_look_kept(limit):
     a = np.arange(300) % 3
     costs = np.array([0.0, 1.0, 0.0])[a]
     costs[2] = 1e7
-    log = Dataset.from_costs(0 * a, a, 0 * a, a, costs, limit, gamma=0.9, normalised=True, n_states=1, n_actions=3,
-                             reward_scale=2)  # fmt: skip
+    log = logs.from_costs(0 * a, a, 0 * a, a, costs, limit, gamma=0.9, normalised=True, n_states=1, n_actions=3,
+                             )  # fmt: skip
     cost = judge([[0.5, 0.5, 0.0]], log, gamma=0.9, rho0=[1.0]).constraints[0]
     assert cost.value == pytest.approx(0.5, rel=1e-6)
     assert not cost.kept
@@ -195,7 +196,7 @@ def test_the_standard_error_of_a_cost_does_not_depend_on_its_limit():
     s, a, s_next, c = rng.integers(0, 3, 400), rng.integers(0, 2, 400), rng.integers(0, 3, 400), rng.random(400)
 
     def error(limit):
-        log = Dataset.from_costs(s, a, s_next, c, c, limit, gamma=0.9, normalised=False, n_states=3, n_actions=2)
+        log = logs.from_costs(s, a, s_next, c, c, limit, gamma=0.9, normalised=False, n_states=3, n_actions=2)
         return judge(UNIFORM[:3, :2] * 1.5, log, gamma=0.9, rho0=[1 / 3] * 3).constraints[0].error
 
     assert error(1e9) == pytest.approx(error(1.0), rel=1e-3)
@@ -203,7 +204,7 @@ def test_the_standard_error_of_a_cost_does_not_depend_on_its_limit():
 
 def test_names_of_costs_are_text_in_html():
     table = {"s": [0, 0], "a": [0, 1], "r": [1, 0], "<b>": [1, 0], "n": [0, 0]}
-    log = Dataset.from_table(table, state="s", action="a", reward="r", next_state="n", costs={"<b>": 0.5},
+    log = logs.from_table(table, state="s", action="a", reward="r", next_state="n", costs={"<b>": 0.5},
                              limits="average", gamma=0.5)  # fmt: skip
     found = judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
     assert "<td>&lt;b&gt;</td>" in found._repr_html_()
@@ -235,7 +236,7 @@ def test_rounding_is_not_shown_and_small_units_are():
         cost = unit * a * (1 + 0.1 * rng.random(400))
         columns, ended = (0 * a, a, 0 * a, 0.1 + 0 * a, cost, 3 * unit), np.arange(400) % 5 == 0
         rule = {"gamma": 0.9, "normalised": False, "n_states": 1, "n_actions": 2}
-        log = Dataset.from_costs(*columns, **rule, terminated=ended, truncated=[0] * 399 + [1])
+        log = logs.from_costs(*columns, **rule, terminated=ended, truncated=[0] * 399 + [1])
         safe, other = (judge([[1 - p, p]], log, gamma=0.9) for p in (0.0, 0.5))
         one = safe.constraints[0]
         assert (one.value, one.error, one.per_episode, one.per_episode_error) == (0, 0, 0, 0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpdl import _core, exact, instances
+from dpdl import _kernels, exact, instances
 from dpdl.data.dataset import Dataset
 from dpdl.learner.bins import OWN_BINS, Bins
 from long_runs import greedy_log
@@ -106,7 +106,7 @@ def test_each_step_agrees_where_trajectories_separate(psi, gamma, alpha_x):
     lazy, draws = Run("lazy", log, settings, seed=1), Run("eager", log, settings, seed=1).sampler
     for _ in range(5000):
         V = lazy.core.point[1]
-        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, V, lazy.core.log_lam)
+        eager = _kernels.EagerCore(lazy.layout, draws, lazy.core.log_x, V, lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
         for found, expected in zip(lazy.core.point[1:], eager.point[1:], strict=True):
@@ -123,7 +123,7 @@ def test_each_step_agrees_while_moves_gather_between_two_folds():
     lazy, draws = (Run(kind, log, small, seed=2, start=first.point) for kind in ("lazy", "eager"))
     draws, drops = draws.sampler, []
     for _ in range(1000):
-        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
+        eager = _kernels.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
         drops.append(lazy.core.state()["window"][2])
@@ -154,7 +154,7 @@ def test_a_jump_beyond_the_reach_of_the_series_is_solved_by_summation():
     for _ in range(20_000):
         before = lazy.core.diagnostics["jumps"]
         x_sum = x_sum + lazy.core.x
-        eager = _core.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
+        eager = _kernels.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         if lazy.core.diagnostics["jumps"] > before:
             jumps += 1

@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+import logs
 from dpdl import _core, learn
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import estimate_reference
@@ -445,7 +446,7 @@ def test_a_generator_of_a_wrong_type_is_refused(rng):
 
 
 def test_gamma_must_be_the_one_that_costs_were_converted_with():
-    costs = Dataset.from_costs(
+    costs = logs.from_costs(
         [0, 0], [0, 1], [0, 0], [1, 0], [[1.0], [0.0]], [0.5], gamma=0.9, normalised=True, n_states=1, n_actions=2
     )
     refused(ValueError, "gamma = 0.8 differs from 0.9, with which the costs were converted", costs, rho0=[1.0])

@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from dpdl import cli, open_log
+import logs
+from dpdl import cli
 from recordings import OMNISAFE, episodes, fields, write_hdf5, write_minari, write_npz
 
 TABLE = {"state": "s", "action": "a", "reward": "r", "next_state": "n", "terminated": "end", "truncated": "stop"}
@@ -324,7 +325,7 @@ TABLES = {
 
 def assert_refused(source, named, contained, **options):
     with pytest.raises((ValueError, TypeError)) as caught:
-        open_log(source, **options)
+        logs.from_table(source, **options)
     message = str(caught.value)
     assert message.startswith(f"{named}: ")
     assert contained in message
@@ -408,7 +409,7 @@ def test_no_bytes_of_a_file_give_anything_but_one_line(tmp_path):
                 damaged[at] = rng.integers(256)
             path.write_bytes(damaged)
             try:
-                open_log(path)
+                logs.from_table(path)
             except (ValueError, TypeError) as error:
                 refused.append(str(error).removeprefix(f"{path}: "))
     assert len(refused) >= 100
@@ -478,12 +479,12 @@ class TestMinari:
 
     def test_a_data_set_that_is_not_there_is_not_downloaded(self):
         with pytest.raises(FileNotFoundError, match=r"^minari:toy/other-v0: there is no such data set"):
-            open_log("minari:toy/other-v0")
+            logs.from_table("minari:toy/other-v0")
 
     @pytest.mark.parametrize("name", ["", "no version", "../../etc-v0"])
     def test_impossible_names(self, name):
         with pytest.raises((ValueError, FileNotFoundError), match="minari:"):
-            open_log(f"minari:{name}")
+            logs.from_table(f"minari:{name}")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc to know the memory of a process")
@@ -498,7 +499,7 @@ def test_absurd_sizes_allocate_nothing(tmp_path):
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)\n"
         "for path in sys.argv[1:]:\n"
-        "    try: dpdl.open_log(path)\n"
+        "    try: logs.from_table(path)\n"
         "    except ValueError as error: assert 'its header claims shape' in str(error), error\n"
         "    else: raise SystemExit('accepted')\n"
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import logs
 from dpdl import mixing
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
@@ -444,7 +445,7 @@ def test_estimate_from_a_log():
 def test_the_end_of_one_trajectory_and_the_beginning_of_the_next_are_no_transition():
     """Two trajectories, one in states 0 and 1, the other in 2 and 3: joined, there would be a way from 1 to 2."""
     walks = [([a, b, a, b], [0] * 3, [0.0] * 3, np.zeros((3, 0))) for a, b in ((0, 1), (2, 3))]
-    log = Dataset.from_trajectories(walks, n_states=4, n_actions=1)
+    log = logs.from_trajectories(walks, n_states=4, n_actions=1)
     joined = mixing.estimate_mixing_time([0, 1, 0, 1, 2, 3, 2, 3], 4)
     assert mixing.estimate_mixing_time(log).estimate != joined.estimate
 

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text()
 PLACES = sorted(set(re.findall(r"`([\w./]+\.(?:py|pxd|pxi|pyx)): ([\w.]+)`", MAP)))
@@ -16,17 +14,19 @@ def test_it_names_many_places():
     assert len(EXPERIMENTS) > 5
 
 
-@pytest.mark.parametrize(("path", "name"), PLACES)
-def test_the_place_exists(path, name):
-    text = (ROOT / path).read_text()
-    for part in name.split("."):
-        defined = rf"^\s*(?:def|class)\s+{part}\b|^\s*cdef inline [\w *]*\b{part}\(|^{part} = "
-        assert re.search(defined, text, flags=re.MULTILINE), f"{path} has no {part}"
+def test_every_place_exists():
+    missing = []
+    for path, name in PLACES:
+        text = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+        for part in name.split("."):
+            defined = rf"^\s*(?:def|class)\s+{part}\b|^\s*cdef inline [\w *]*\b{part}\(|^{part} = "
+            if not re.search(defined, text, flags=re.MULTILINE):
+                missing.append(f"{path}: {part}")
+    assert not missing
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_experiment_exists(name):
-    assert (ROOT / "bench" / "experiments" / f"{name}.py").exists()
+def test_every_experiment_exists():
+    assert not [name for name in EXPERIMENTS if not (ROOT / "bench" / "experiments" / f"{name}.py").exists()]
 
 
 def test_no_source_cites_the_paper_by_label():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dpdl
+import logs
 from dpdl import plots
 from dpdl.recording import Recorder
 from test_table import clinic
@@ -17,7 +18,7 @@ COSTS = {"icu days": 1.0, "side effects": 4.0}
 
 @pytest.fixture(scope="module")
 def log():
-    return dpdl.Dataset.from_table(clinic(5_000), **NAMES, costs=COSTS, limits="total", gamma=0.9, missing="drop")
+    return logs.from_table(clinic(5_000), **NAMES, costs=COSTS, limits="total", gamma=0.9, missing="drop")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def recorder(log):
 
 @pytest.fixture(scope="module")
 def answer(log):
-    return dpdl.safe_policy(log, gamma=0.9, rng=0)
+    return dpdl.safe_policy(log, gamma=0.9)
 
 
 def svg(draw, *arguments, **keywords):

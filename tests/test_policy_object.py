@@ -9,23 +9,24 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from dpdl import Dataset, Labels, Policy, Units, learn, policy, replicate, resume
+from dpdl import Dataset, Labels, Policy, learn, policy, replicate, resume
 from dpdl.acting import Evidence, evidence
+from dpdl.question import Question, pose
 
 TABLE = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.1, 0.9]])
 LABELS = Labels(["home", "ward", "icu", "exit"], ["rest", "drug", "move"])
 SEEN = Evidence(np.array([0, 1, 3, 9, 10]), np.array([5, 7, 1000, 1, 2]), np.array([-0.5, 0.25, 0.0, 1e-3, -12.5]))
-UNITS = Units(4.0, (1.0, 2.0), (0.1, 0.2), True, 0.9, ("icu", "falls"))
+QUESTION = Question(0.9, ("icu", "falls"), (0.1, 0.2), "average", (0, 1), 4.0, (1.0, 2.0))
 RUN = {"gamma": 0.9, "psi": 4, "slater": 0.5, "T": 2000, "rho0": [0.25] * 4}
 
 
-def a_log(n=400, seed=0, **options):
+def a_log(n=400, seed=0, scale=1.0, **options):
     rng = np.random.default_rng(seed)
     s, a, s_next = rng.integers(4, size=n), rng.integers(2, size=n), rng.integers(4, size=n)
     s[:2], a[:2] = [3, 3], [0, 0]
     s, a = np.where(a == 1, s % 3, s), a  # pair (3, 1) is not seen
     r, u = rng.uniform(-1, 1, size=n), rng.uniform(-1, 1, size=(n, 2))
-    return Dataset(s, a, s_next, r, u, n_states=4, n_actions=2, **options)
+    return Dataset(s, a, s_next, scale * r, u, n_states=4, n_actions=2, **options)
 
 
 # As an array.
@@ -195,7 +196,7 @@ def test_the_evidence_is_computed_once_and_late():
 
 def test_advantages_are_those_of_the_plug_in_model():
     """Against a plain loop over the transitions, in the user's units."""
-    log = a_log(reward_scale=4.0)
+    log = pose(a_log(scale=4.0), 0.9)
     V, lam, gamma = np.array([1.0, -2.0, 0.5, 3.0]), np.array([0.3, 2.0]), 0.9
     found = evidence(log, gamma, V, lam)
     assert found.pairs.tolist() == log.pairs.tolist()
@@ -203,7 +204,7 @@ def test_advantages_are_those_of_the_plug_in_model():
     for pair, advantage in zip(found.pairs, found.advantages, strict=True):
         rows = log.s * 2 + log.a == pair
         gains = log.r[rows] + log.u[rows] @ lam + gamma * V[log.s_next[rows]] - V[pair // 2]
-        np.testing.assert_allclose(advantage, 4.0 * gains.mean(), rtol=1e-12)
+        np.testing.assert_allclose(advantage, log.question.reward_scale * gains.mean(), rtol=1e-12)
     ended = np.arange(400) % 7 == 0
     log = a_log(terminated=ended)
     gains = log.r + log.u @ lam + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
@@ -222,11 +223,11 @@ def test_advantages_are_those_of_the_plug_in_model():
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_saved_and_loaded(tmp_path, whole):
-    one = Policy(TABLE, LABELS, UNITS, lambda: SEEN) if whole else Policy(TABLE)
+    one = Policy(TABLE, LABELS, QUESTION, lambda: SEEN) if whole else Policy(TABLE)
     one.save(tmp_path / "policy.json")
     again = Policy.load(tmp_path / "policy.json")
     assert again.probabilities.tobytes() == one.probabilities.tobytes()
-    assert (again.labels, again.units) == (one.labels, one.units)
+    assert (again.labels, again.question) == (one.labels, one.question)
     if whole:
         assert all((x == y).all() for x, y in zip(again.evidence, SEEN, strict=True))
         assert again.act("ward") == "rest"
@@ -244,7 +245,7 @@ def test_saved_and_loaded(tmp_path, whole):
 def test_a_damaged_file_is_refused(tmp_path):
     """Any changed byte: the checksum, or the format before it."""
     path = tmp_path / "policy.json"
-    Policy(TABLE, LABELS, UNITS, SEEN).save(path)
+    Policy(TABLE, LABELS, QUESTION, SEEN).save(path)
     raw = path.read_bytes()
     for k in np.random.default_rng(0).choice(len(raw) - 1, size=200, replace=False):
         path.write_bytes(raw[:k] + bytes([raw[k] ^ 1]) + raw[k + 1 :])
@@ -263,7 +264,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def test_pickled_without_the_log():
-    one = Policy(TABLE, LABELS, UNITS, lambda: SEEN)
+    one = Policy(TABLE, LABELS, QUESTION, lambda: SEEN)
     again = pickle.loads(pickle.dumps(one))
     assert again.probabilities.tobytes() == one.probabilities.tobytes()
     assert again.evidence is None  # what computes it holds the log
@@ -285,7 +286,7 @@ def test_the_policy_of_a_run(tmp_path):
     found = result.policy.explain(3)
     assert found.counts[1] == 0
     assert np.isnan(found.advantages[1])
-    assert result.units == log.units
+    assert result.question == pose(log, result.settings.gamma).question
     path = tmp_path / "run"
     learn(log, **RUN, rng=0, step_limit=1000, checkpoint=path)
     again = resume(path, log)
@@ -306,7 +307,7 @@ def test_replicas_and_levels_have_their_log(tmp_path):
     log = a_log()
     found = replicate(log, n=2, **RUN, rng=0)
     assert found.result.policy.explain(0).counts.sum() == (log.s == 0).sum()
-    assert found.results[1].log is log
+    assert found.results[1].log.fingerprint == log.fingerprint
 
 
 def test_actions_that_the_policy_prefers_have_the_larger_advantage():

@@ -4,7 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dpdl import Dataset, Policy, exact, learn, learn_adaptive
+import logs
+from dpdl import Policy, exact, learn, learn_adaptive
 from dpdl.models.judgement import judge
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, returns, rollout, world
 
@@ -19,7 +20,7 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def log(name):
-    return Dataset.from_table(
+    return logs.from_table(
         behaviour_log(name), state="s", action="a", reward="r", costs={"c": LIMITS[name]}, limits="total",
         gamma=GAMMA, next_state="next", episode="episode", time="t", terminated="end", truncated="cut",
     )  # fmt: skip
@@ -76,7 +77,7 @@ def test_a_log_goes_in_as_it_is(name, log):
     assert log.n_ended == table["end"].sum()
     assert len(log.starts) == len(np.unique(table["episode"]))
     assert np.isin(log.labels.states, np.unique(table["s"])).sum() == len(np.unique(table["s"]))
-    assert log.units.names == ("c",)
+    assert log.question.names == ("c",)
 
 
 def test_the_plug_in_optimum_does_in_reality_what_its_model_says(name, log):
@@ -108,13 +109,13 @@ def test_estimates_of_any_policy_agree_with_reality(name, log):
 def test_a_log_and_a_discount_are_enough(name, log):
     """At least 99% of what the plug-in optimum earns, constraints kept, and the verdict is true in reality."""
     model = exact.plug_in(log, GAMMA)
-    best = log.units.reward(model.solve().reward)
+    best = log.question.reward(model.solve().reward)
     results = [learn(log, gamma=GAMMA, rng=0), learn_adaptive(log, gamma=GAMMA, rng=0)]
     for result in results:
         assert result.success
         reward = result.evaluation.reward.value
         assert reward >= best - 0.01 * abs(best)
-        in_class = log.units.reward(model.solve(psi=result.settings.psi, mu=log.frequencies).reward)
+        in_class = log.question.reward(model.solve(psi=result.settings.psi, mu=log.frequencies).reward)
         assert result.evaluation.bound >= in_class - 1e-6 * abs(in_class)
         assert result.evaluation.gap <= 0.05 * abs(best)
     seen = real(name, in_world(name, log, results[0].policy.probabilities))
@@ -133,7 +134,7 @@ def test_what_comes_back_acts_in_the_environment(name, log, tmp_path):
 def test_an_unkeepable_limit_is_refused_before_any_step(name):
     """A limit below what any policy can do on the plug-in model: costs of -1 do not exist."""
     table = behaviour_log(name)
-    log = Dataset.from_table(
+    log = logs.from_table(
         table, state="s", action="a", reward="r", costs={"c": -0.001}, limits="total", gamma=GAMMA,
         next_state="next", episode="episode", time="t", terminated="end", truncated="cut",
     )  # fmt: skip

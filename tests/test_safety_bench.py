@@ -35,8 +35,8 @@ def test_toy_problems_are_as_stated(toy):
     half = 0.5 * best.policy + 0.1
     assert np.allclose(toy.mu, (1 - toy.gamma) * toy.cmdp.evaluate(half).occupancy)
     log = toy.log(200, np.random.default_rng(1))
-    assert (len(log), log.kind, log.units.limits, log.initial_counts) == (200, "independent", (0.1,), None)
-    assert np.allclose(log.r * log.units.reward_scale, toy.r[log.s, log.a])
+    assert (len(log), log.kind, log.question.limits, log.initial_counts) == (200, "independent", (0.1,), None)
+    assert np.allclose(log.r * log.question.reward_scale, toy.r[log.s, log.a])
 
 
 def test_infeasible_limits_are_below_what_is_achievable():
@@ -60,7 +60,7 @@ def test_grid_problems_are_as_stated(rho):
     assert log.initial_counts[0] == 30
     last = np.append(log.starts[1:], len(log)) - 1
     assert (log.terminated[last] | (lengths == 200)).all()
-    assert np.allclose(log.r * log.units.reward_scale, np.where(log.terminated, 999.0, -1.0))
+    assert np.allclose(log.r * log.question.reward_scale, np.where(log.terminated, 999.0, -1.0))
 
 
 def test_several_limits_bind():
@@ -76,8 +76,8 @@ def estimates_of_the_log_are_those_of_the_model(problem, policy, rel):
     log = problem.log(400, np.random.default_rng(7))
     estimate = exact.plug_in(log, problem.gamma, problem.known_start).evaluate(policy)
     reward, ratios = problem.figures(policy)
-    assert estimate.reward * log.units.reward_scale == pytest.approx(reward, rel=rel)
-    assert log.units.costs(estimate.utilities) / problem.limits == pytest.approx(ratios, rel=rel)
+    assert estimate.reward * log.question.reward_scale == pytest.approx(reward, rel=rel)
+    assert log.question.costs(estimate.utilities) / problem.limits == pytest.approx(ratios, rel=rel)
 
 
 def ratios_agree_with_the_utilities(problem):
@@ -159,7 +159,7 @@ def test_game_ends_at_the_door_with_both_keys_only():
     assert (before // 20 == 3).all()
     assert log.terminated.any()
     assert np.isin(log.s[log.terminated], before).all()
-    assert np.allclose(log.r * log.units.reward_scale, log.terminated)
+    assert np.allclose(log.r * log.question.reward_scale, log.terminated)
 
 
 def test_costs_of_arrival_are_logged_by_the_state_reached():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from dpdl import _core
+from dpdl import _core, _kernels
 
 ORDERS = ["replacement", "shuffle", "trajectory"]
 BOUNDS = [1, 2, 3, 10, 1000, 2**32 - 1, 2**32 + 1, 3 * 2**62, 2**63, 2**63 + 1, 2**64 - 1]
@@ -45,7 +45,7 @@ def fits(counts, expected):
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_bounded_integers_are_lemire_s_on_the_same_words(bound):
     bits, stream = np.random.PCG64(5), Stream(5)
-    drawn = _core.bounded_integers(bits, bound, 2000)
+    drawn = _kernels.bounded_integers(bits, bound, 2000)
     assert [int(k) for k in drawn] == [stream.bounded(bound) for _ in range(2000)]
     # As many words were used, rejections included: half of the draws at 2^63 + 1 need more than one.
     assert int(bits.random_raw()) == stream.word()
@@ -54,7 +54,7 @@ def test_bounded_integers_are_lemire_s_on_the_same_words(bound):
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_bounded_integers_are_uniform_and_in_range(bound):
     n = 100_000
-    drawn = _core.bounded_integers(np.random.PCG64(11), bound, n)
+    drawn = _kernels.bounded_integers(np.random.PCG64(11), bound, n)
     assert drawn.dtype == np.uint64
     assert int(drawn.max()) < bound
     cells = min(bound, 16)
@@ -185,5 +185,5 @@ def test_a_log_of_one_record(order):
 
 def test_any_bit_generator_will_do():
     for kind in (np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64DXSM):
-        drawn = _core.bounded_integers(kind(2), 3, 30_000)
+        drawn = _kernels.bounded_integers(kind(2), 3, 30_000)
         assert fits(np.bincount(drawn.astype(np.int64), minlength=3), np.full(3, 10_000))

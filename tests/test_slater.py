@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+import logs
 from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn
 from dpdl.learner import slater
 from dpdl.models import linear_programs as programs
@@ -140,7 +141,7 @@ def pieced_together(kind, proposing, judging):
         return Dataset(*columns, u, n_states=proposing.n_states, n_actions=proposing.n_actions)
     parts = proposing[: n // 2], judging[n // 2 :]
     ends = [(np.append(part.s, part.s_next[-1]), part.a, part.r, part.u) for part in parts]
-    return Dataset.from_trajectories(ends, n_states=proposing.n_states, n_actions=proposing.n_actions)
+    return logs.from_trajectories(ends, n_states=proposing.n_states, n_actions=proposing.n_actions)
 
 
 @pytest.mark.parametrize("kind", ["independent", "trajectory"])
@@ -292,7 +293,7 @@ def valid(result):
 def test_bad_input_is_named():
     log = BANDIT.sample(100, [[0.5, 0.5]], rng=0)
     good = {"gamma": 0.5, "rho0": [1.0]}
-    with pytest.raises(TypeError, match=r"^dataset must be a Dataset, got list$"):
+    with pytest.raises(TypeError, match=r"^log must be a Dataset, got list$"):
         estimate_slater([], **good)
     with pytest.raises(ValueError, match=r"^the data set has no utilities, so Slater's condition says nothing"):
         estimate_slater(Dataset([0, 0], [0, 0], [0, 0], [0, 0], np.zeros((2, 0)), n_states=1, n_actions=1), **good)
@@ -310,10 +311,10 @@ def test_bad_input_is_named():
         estimate_slater(log, **good, psi=0.5)
     with pytest.raises(ValueError, match=r"^delta must be > 0 and < 1, got 0.0$"):
         estimate_slater(log, **good, delta=0)
-    costs = Dataset.from_costs(
+    costs = logs.from_costs(
         [0, 0], [0, 0], [0, 0], [0, 0], [[1.0], [2.0]], [3.0], gamma=0.9, normalised=True, n_states=1, n_actions=1
     )
-    with pytest.raises(ValueError, match=r"^gamma = 0.5 differs from 0.9, with which the costs were converted$"):
+    with pytest.raises(ValueError, match=r"^the log was posed under another question, gamma = 0.9"):
         estimate_slater(costs, **good)
     for caps, complaint in (([1.0], r"caps must have shape \(2,\)"), ([1.0, -0.5], r"caps\[1\] = -0.5 must be >= 0")):
         with pytest.raises(ValueError, match=complaint):

@@ -8,7 +8,8 @@ import numpy as np
 import pandas
 import pytest
 
-from dpdl import Dataset, Discretizer, Policy, learn, open_log, sources
+import logs
+from dpdl import Dataset, Discretizer, Policy, learn, sources
 from logs import assert_same
 from recordings import D4RL, GAMMA, OMNISAFE, episodes, fields, write_hdf5, write_minari, write_npz
 
@@ -20,7 +21,7 @@ def expected(cost="costs", **changes):
     """The log of the record, made of the columns themselves."""
     table = dict(zip(COLUMNS, episodes(), strict=True)) | changes
     table[cost] = table.pop("c")
-    return Dataset.from_table(
+    return logs.from_table(
         table, state="s", action="a", reward="r", costs={cost: 0.7}, next_state="s_next", terminated="end",
         truncated="stop", **LIMITED,
     )  # fmt: skip
@@ -34,7 +35,7 @@ def minari_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [write_hdf5, write_npz])
 def test_d4rl_fields_round_trip(tmp_path, write):
     path = write(tmp_path / ("log.hdf5" if write is write_hdf5 else "log.npz"), fields())
-    log = open_log(path, costs={"costs": 0.7}, **LIMITED)
+    log = logs.from_table(path, costs={"costs": 0.7}, **LIMITED)
     assert_same(log, expected())
     assert log.labels == expected().labels
     assert log.kind == "trajectories"
@@ -45,7 +46,7 @@ def test_d4rl_fields_round_trip(tmp_path, write):
 def test_without_next_states_the_next_row_is_taken(tmp_path, write):
     arrays = fields()
     del arrays["next_observations"]
-    log = open_log(write(tmp_path / ("x.h5" if write is write_hdf5 else "x.npz"), arrays))
+    log = logs.from_table(write(tmp_path / ("x.h5" if write is write_hdf5 else "x.npz"), arrays))
     stopped = episodes()[6]
     assert len(log) == len(stopped) - stopped.sum()
     assert f"{stopped.sum()} rows were left out" in log.notes[0]
@@ -62,21 +63,21 @@ def test_compression_storage_order_and_integer_types_do_not_matter(tmp_path):
         write_hdf5(tmp_path / "x.h5", arrays, compression="gzip", chunks=True),
     ]
     for path in paths:
-        assert_same(open_log(path, costs={"costs": 0.7}, **LIMITED), expected())
+        assert_same(logs.from_table(path, costs={"costs": 0.7}, **LIMITED), expected())
 
 
 def test_omnisafe_fields_round_trip_once_it_is_said_what_done_means(tmp_path):
     path = write_npz(tmp_path / "log.npz", fields(OMNISAFE))
     with pytest.raises(ValueError, match=r"log\.npz: its field 'done' marks ended episodes and time-outs alike"):
-        open_log(path)
+        logs.from_table(path)
     _, _, r, _, _, end, stop = episodes()
     r, none = r.astype(np.float32), np.zeros(len(end), dtype=bool)
-    stopped = open_log(path, truncated="done", costs={"cost": 0.7}, **LIMITED)
+    stopped = logs.from_table(path, truncated="done", costs={"cost": 0.7}, **LIMITED)
     assert_same(stopped, expected("cost", r=r, end=none, stop=end | stop))
     assert stopped.n_ended == 0
-    ended = open_log(path, terminated="done", truncated=True, costs={"cost": 0.7}, **LIMITED)
+    ended = logs.from_table(path, terminated="done", truncated=True, costs={"cost": 0.7}, **LIMITED)
     assert_same(ended, expected("cost", r=r, end=end | stop, stop=none))
-    independent = open_log(path, terminated="done")
+    independent = logs.from_table(path, terminated="done")
     assert independent.kind == "independent"
 
 
@@ -86,8 +87,8 @@ def test_fields_can_be_named_and_may_lie_in_groups(tmp_path):
     arrays["extra/where"] = np.stack([arrays["observations"], arrays["observations"] % 2], axis=1)
     arrays["extra/next"] = np.stack([arrays["next_observations"], arrays["next_observations"] % 2], axis=1)
     path = write_hdf5(tmp_path / "log.hdf5", arrays)
-    log = open_log(path, state="extra/where", next_state="extra/next", costs={"infos/danger": 0.7}, **LIMITED)
-    assert log.units.names == ("infos/danger",)
+    log = logs.from_table(path, state="extra/where", next_state="extra/next", costs={"infos/danger": 0.7}, **LIMITED)
+    assert log.question.names == ("infos/danger",)
     assert log.labels.states[:2] == ((0, 0), (1, 1))
     assert log.s.tolist() == expected().s.tolist()
 
@@ -95,7 +96,7 @@ def test_fields_can_be_named_and_may_lie_in_groups(tmp_path):
 @pytest.mark.parametrize("reset", [True, False])
 def test_minari_round_trips_with_or_without_the_cost_of_the_reset(minari_folder, reset):
     write_minari("toy/log-v0", np.asarray, episodes(), reset)
-    log = open_log("minari:toy/log-v0", costs={"cost": 0.7}, **LIMITED)
+    log = logs.from_table("minari:toy/log-v0", costs={"cost": 0.7}, **LIMITED)
     assert_same(log, expected("cost"))
 
 
@@ -105,7 +106,9 @@ def test_minari_with_continuous_observations(minari_folder):
 
     space = gymnasium.spaces.Box(-100, 100, (2,), np.float32)
     write_minari("toy/log-v0", observed, episodes(), spaces=space)
-    log = open_log("minari:toy/log-v0", costs={"cost": 0.7}, discretizer={"method": "uniform", "bins": 8}, **LIMITED)
+    log = logs.from_table(
+        "minari:toy/log-v0", costs={"cost": 0.7}, discretizer={"method": "uniform", "bins": 8}, **LIMITED
+    )
     assert_same(log, expected("cost"))  # five states are five cells
     assert log.labels.discretizer.states(observed(np.arange(5))).tolist() == [0, 1, 2, 3, 4]
 
@@ -116,7 +119,7 @@ def test_a_record_that_stops_without_a_mark_does_not_run_into_the_next_episode(m
     with h5py.File(tmp_path / "minari/toy/log-v0/data/main_data.hdf5", "r+") as file:
         for episode in file.values():
             episode["truncations"][...] = False
-    log = open_log("minari:toy/log-v0")
+    log = logs.from_table("minari:toy/log-v0")
     assert log.starts.tolist() == np.append(0, np.flatnonzero(end | stop)[:-1] + 1).tolist()
     assert log.s_next.tolist() == np.where(end, -1, s_next).tolist()
 
@@ -127,16 +130,16 @@ def test_tables_and_folders_open_by_the_same_function(tmp_path):
     table.to_parquet(tmp_path / "log.parquet")
     roles = {"state": "s", "action": "a", "reward": "r", "next_state": "s_next", "terminated": "end"}
     for name in ("log.csv", "log.parquet"):
-        log = open_log(tmp_path / name, **roles, truncated="stop", costs={"c": 0.7}, **LIMITED)
+        log = logs.from_table(tmp_path / name, **roles, truncated="stop", costs={"c": 0.7}, **LIMITED)
         assert_same(log, expected("c"))
         with pytest.raises(TypeError, match=rf"{name}: it is a table, whose columns must be named: pass action="):
-            open_log(tmp_path / name, state="s", reward="r")
+            logs.from_table(tmp_path / name, state="s", reward="r")
     log.save(tmp_path / "folder")
-    assert_same(open_log(str(tmp_path / "folder"), gamma=GAMMA), log)
+    assert_same(logs.from_table(str(tmp_path / "folder"), gamma=GAMMA), log)
     with pytest.raises(ValueError, match=r"folder: gamma = 0\.5 differs from 0\.9"):
-        open_log(tmp_path / "folder", gamma=0.5)
+        logs.from_table(tmp_path / "folder", gamma=0.5)
     with pytest.raises(ValueError, match=r"folder: a folder of dpdl .* costs= cannot be given"):
-        open_log(tmp_path / "folder", costs={"c": 1})
+        logs.from_table(tmp_path / "folder", costs={"c": 1})
 
 
 def test_missing_values_are_those_of_a_table(tmp_path):
@@ -146,8 +149,8 @@ def test_missing_values_are_those_of_a_table(tmp_path):
     arrays["observations"][7] = np.nan
     path = write_npz(tmp_path / "log.npz", arrays)
     with pytest.raises(ValueError, match=r"^\S*log\.npz: the table has missing or malformed values.*row 3.*row 7$"):
-        open_log(path)
-    assert "2 rows were left out" in open_log(path, missing="drop").notes[0]
+        logs.from_table(path)
+    assert "2 rows were left out" in logs.from_table(path, missing="drop").notes[0]
 
 
 def test_a_discretizer_goes_from_a_file_to_the_acting_policy(tmp_path):
@@ -161,8 +164,8 @@ def test_a_discretizer_goes_from_a_file_to_the_acting_policy(tmp_path):
     arrays["next_observations"] = np.stack([0.4 * s_next, -s_next], axis=1) + following
     path = write_hdf5(tmp_path / "log.h5", arrays)
     with pytest.raises(ValueError, match=r"log\.h5: observations\[0\]\[0\] = .* must be a whole number; discretizer="):
-        open_log(path)
-    log = open_log(path, discretizer={"method": "uniform", "bins": [5, 1]})
+        logs.from_table(path)
+    log = logs.from_table(path, discretizer={"method": "uniform", "bins": [5, 1]})
     assert log.labels.states == (0, 1, 2, 3, 4)
     assert log.s.tolist() == s.tolist()
     assert log.labels.discretizer.unseen == "error"
@@ -187,17 +190,19 @@ def test_the_next_observation_of_an_ended_episode_is_not_looked_at(tmp_path):
     end = arrays["terminals"]
     arrays["next_observations"] = np.where(end, np.nan, arrays["next_observations"] + 0.5)
     arrays["observations"] = arrays["observations"] + 0.5
-    log = open_log(write_npz(tmp_path / "x.npz", arrays), costs={"costs": 0.7}, discretizer={"bins": 9}, **LIMITED)
+    log = logs.from_table(
+        write_npz(tmp_path / "x.npz", arrays), costs={"costs": 0.7}, discretizer={"bins": 9}, **LIMITED
+    )
     assert_same(log, expected())
 
 
 def test_a_given_discretizer_is_used_as_it_is(tmp_path):
     path = write_npz(tmp_path / "log.npz", fields())
     two = Discretizer.fit([0.0, 4.0], "uniform", bins=2)
-    assert open_log(path, discretizer=two).s.tolist() == (episodes()[0] >= 2).astype(int).tolist()
-    assert open_log(path, discretizer=two).labels.discretizer is two
+    assert logs.from_table(path, discretizer=two).s.tolist() == (episodes()[0] >= 2).astype(int).tolist()
+    assert logs.from_table(path, discretizer=two).labels.discretizer is two
     with pytest.raises(TypeError, match=r"log\.npz: discretizer must be a Discretizer or arguments of its fit"):
-        open_log(path, discretizer="quantile")
+        logs.from_table(path, discretizer="quantile")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, module, name, extra):
     (tmp_path / "log.h5").write_bytes(b"")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"pip install 'dpdl\[{extra}\]'"):
-        open_log(name if ":" in name else tmp_path / name)
+        logs.from_table(name if ":" in name else tmp_path / name)
 
 
 def test_kinds(tmp_path):
@@ -220,7 +225,7 @@ def test_kinds(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt: a log is a file that ends in \.csv"):
         sources.kind_of(tmp_path / "a.txt")
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        open_log(tmp_path / "b.npz")
+        logs.from_table(tmp_path / "b.npz")
     with pytest.raises(TypeError, match="source must be a path"):
-        open_log(3)
+        logs.from_table(3)
     assert D4RL[0] in sources.columns(write_npz(tmp_path / "a.npz", fields())).columns

@@ -158,7 +158,7 @@ def test_the_files_are_what_the_format_says(tmp_path):
     header = json.loads((folder / "header.json").read_bytes())
     assert header["format"] == "dpdl dataset"
     assert header["version"] == 2
-    assert header["units"]["limits"] == list(log.units.limits)
+    assert header["units"]["limits"] == list(log.question.limits)
     for name, entry in header["files"].items():
         raw = (folder / name).read_bytes()
         assert entry == {"bytes": len(raw), "sha256": sha256(raw).hexdigest()}

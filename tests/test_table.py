@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import dpdl
+import logs
 from dpdl.data.labels import Labels
 from dpdl.data.table import read
 
@@ -756,7 +757,7 @@ def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
     # The six lines, after import dpdl.
     columns = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "terminated": "left"}
     costs = {"icu days": 1.0, "side effects": 4.0}
-    log = dpdl.Dataset.from_table(csv, **columns, costs=costs, limits="total", gamma=0.9, missing="drop")
+    log = logs.from_table(csv, **columns, costs=costs, limits="total", gamma=0.9, missing="drop")
     settings = dpdl.Settings.practical(5, 3, 2, gamma=0.9, psi=3, slater=0.2, T=300_000)
     result = dpdl.learn(log, settings, rng=0)
     action = result.policy.act("icu", rng=0)
@@ -764,8 +765,8 @@ def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
     assert action in ("none", "low", "high")
     assert result.success
     assert log.labels.states == ("home care", "icu", "rehab", "theatre", "ward")
-    assert log.units.names == ("icu days", "side effects")
-    assert log.units.reward_scale == 100.0
+    assert log.question.names == ("icu days", "side effects")
+    assert log.question.reward_scale == 100.0
     assert 199_000 < len(log) < 199_900
     assert [note for note in result.notes if "left out because of missing or malformed values" in note]
     # In the user's units: within the limits, which the best policy without them is not, and better than the log.
@@ -774,8 +775,8 @@ def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
     free, logged, learned, most = map(
         model.evaluate, (model.unconstrained().solve().policy, behaviour, result.policy, best)
     )
-    assert (log.units.costs(learned.utilities) <= [1.0, 4.0]).all()
-    assert (log.units.costs(free.utilities) > [1.0, 4.0]).all()
+    assert (log.question.costs(learned.utilities) <= [1.0, 4.0]).all()
+    assert (log.question.costs(free.utilities) > [1.0, 4.0]).all()
     assert learned.reward > (logged.reward + most.reward) / 2
 
 
@@ -786,24 +787,24 @@ def test_every_kind_of_table_gives_the_same_data_set(tmp_path):
                  "costs": {"icu days": 0.1, "side effects": 1}, "limits": "average", "gamma": 0.95,
                  "missing": "drop"}  # fmt: skip
     arrow = pa.csv.read_csv(tmp_path / "clinic.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True))
-    wanted = dpdl.Dataset.from_table(columns, **arguments)
+    wanted = logs.from_table(columns, **arguments)
     for one in (pd.DataFrame(columns), pl.from_arrow(arrow), arrow, arrow.to_pydict(), tmp_path / "clinic.csv"):
-        log = dpdl.Dataset.from_table(one, **arguments)
+        log = logs.from_table(one, **arguments)
         assert log.records.tobytes() == wanted.records.tobytes()
         assert log.fingerprint == wanted.fingerprint
-        assert (log.labels, log.units, log.notes) == (wanted.labels, wanted.units, wanted.notes)
+        assert (log.labels, log.question, log.notes) == (wanted.labels, wanted.question, wanted.notes)
         assert log.initial().tobytes() == wanted.initial().tobytes()
     assert log.labels.actions == (("high",), ("low",), ("none",))
 
 
 def test_limits_as_totals_and_as_averages():
     """A total of 2 is an average of 2 (1 - gamma): the same utilities."""
-    total = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2}, limits="total", gamma=0.9)
-    average = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 2 * (1 - 0.9)}, limits="average", gamma=0.9)
+    total = logs.from_table(TABLE, **EPISODES, costs={"icu": 2}, limits="total", gamma=0.9)
+    average = logs.from_table(TABLE, **EPISODES, costs={"icu": 2 * (1 - 0.9)}, limits="average", gamma=0.9)
     np.testing.assert_allclose(total.u, average.u, rtol=1e-14)
-    assert total.units.normalised is False
-    assert average.units.normalised is True
-    np.testing.assert_allclose(total.units.costs([0.0]), [2.0])
+    assert total.question.normalised is False
+    assert average.question.normalised is True
+    np.testing.assert_allclose(total.question.costs([0.0]), [2.0])
 
 
 @pytest.mark.parametrize(
@@ -822,49 +823,49 @@ def test_limits_as_totals_and_as_averages():
 )
 def test_limits_must_be_said(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        dpdl.Dataset.from_table(TABLE, **EPISODES, **arguments)
+        logs.from_table(TABLE, **EPISODES, **arguments)
 
 
 def test_rewards_stay_in_the_users_units():
-    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
-    assert log.units.reward_scale == 2.0  # the row with reward 4 has no next state
-    np.testing.assert_array_equal(log.r * log.units.reward_scale, [1.0, 0.5, -2.0, 0.0])
-    assert log.units.names is None
-    nothing = dpdl.Dataset.from_table(table(gain=[0] * 5), **EPISODES)
-    assert nothing.units.reward_scale == 1.0
+    log = logs.from_table(TABLE, **EPISODES)
+    assert log.question.reward_scale == 2.0  # the row with reward 4 has no next state
+    np.testing.assert_array_equal(log.r * log.question.reward_scale, [1.0, 0.5, -2.0, 0.0])
+    assert log.question.names is None
+    nothing = logs.from_table(table(gain=[0] * 5), **EPISODES)
+    assert nothing.question.reward_scale == 1.0
 
 
 def test_a_split_episode_does_not_begin_twice():
     """Where a row was left out the rest of the episode is a trajectory of its own, but not an episode."""
-    log = dpdl.Dataset.from_table(table(gain=[1.0, None, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    log = logs.from_table(table(gain=[1.0, None, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
     assert log.starts.tolist() == [0, 1, 2]
     assert log.initial_counts.tolist() == [1, 1, 0]  # b of p2, a of p1
-    first = dpdl.Dataset.from_table(table(gain=[None, 0.5, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
+    first = logs.from_table(table(gain=[None, 0.5, -2.0, 0.0, 4.0]), **EPISODES, missing="drop")
     assert first.initial_counts.tolist() == [1, 1, 0]  # p2 began in b although that row was left out
-    whole = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    whole = logs.from_table(TABLE, **EPISODES)
     assert whole.initial_counts.tolist() == [1, 1, 0]
     timed = table(day=[1, None, 3, 1, 2], died=[False, False, True, False, True])
-    timed = dpdl.Dataset.from_table(timed, **EPISODES, time="day", next_state="then", missing="drop")
+    timed = logs.from_table(timed, **EPISODES, time="day", next_state="then", missing="drop")
     assert timed.labels.states == ("a", "c")
     assert timed.initial().tolist() == [1, 0]
 
 
 def test_labels_stay_with_the_log(tmp_path):
-    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs=COSTS, limits="total", gamma=0.9)
+    log = logs.from_table(TABLE, **EPISODES, costs=COSTS, limits="total", gamma=0.9)
     assert log[1:].labels is log.labels
     assert pickle.loads(pickle.dumps(log)).labels == log.labels
     assert pickle.loads(pickle.dumps(log)).notes == log.notes
     log.save(tmp_path / "log")
     again = dpdl.Dataset.open(tmp_path / "log")
     assert again.labels == log.labels
-    assert again.units == log.units
+    assert again.question == log.question
     assert again.fingerprint == log.fingerprint
     again.save(tmp_path / "log", overwrite=True)
     log[1:].save(tmp_path / "part")
     assert dpdl.Dataset.open(tmp_path / "part").labels == log.labels
     log.to_parquet(tmp_path / "log.parquet")
     read_back = dpdl.from_parquet(tmp_path / "log.parquet", tmp_path / "from_parquet")
-    assert read_back.units.names == ("icu", "falls")
+    assert read_back.question.names == ("icu", "falls")
     assert read_back.fingerprint == log.fingerprint
 
 
@@ -880,7 +881,7 @@ def test_a_log_without_labels_is_stored_as_before(tmp_path):
 
 
 def test_damaged_labels_are_refused(tmp_path):
-    log = dpdl.Dataset.from_table(TABLE, **EPISODES)
+    log = logs.from_table(TABLE, **EPISODES)
     log.save(tmp_path / "log")
     file = tmp_path / "log" / "labels.json"
     raw = file.read_bytes()
@@ -896,7 +897,7 @@ def test_damaged_labels_are_refused(tmp_path):
 
 def test_labels_that_cannot_be_stored_are_named_before_anything_is_written(tmp_path):
     colors = [Color.RED, Color.BLUE, Color.RED, Color.BLUE, Color.BLUE]
-    log = dpdl.Dataset.from_table(table(ward=colors), **EPISODES)
+    log = logs.from_table(table(ward=colors), **EPISODES)
     assert log.labels.states == (Color.RED, Color.BLUE)  # without an order: as they appear
     with pytest.raises(ValueError, match=r"^states: <Color\.RED: 1> cannot be stored: it is a Color$"):
         log.save(tmp_path / "log")
@@ -920,7 +921,7 @@ def test_labels_that_cannot_be_stored_are_named_before_anything_is_written(tmp_p
 def test_costs_given_as_utilities_do_not_pass_silently(u, notes, tmp_path):
     arrays = [0, 0], [0, 1], [0, 0], [1.0, 0.0], u
     log = dpdl.Dataset(*arrays, n_states=1, n_actions=2)
-    walked = dpdl.Dataset.from_trajectories([([0, 0, 0], [0, 1], [1.0, 0.0], u)], n_states=1, n_actions=2)
+    walked = logs.from_trajectories([([0, 0, 0], [0, 1], [1.0, 0.0], u)], n_states=1, n_actions=2)
     counted = dpdl.Dataset.from_counts(**log.counts(), n_states=1, n_actions=2)
     log.save(tmp_path / "log")
     for one in (log, walked, counted, dpdl.Dataset.open(tmp_path / "log")):
@@ -933,18 +934,18 @@ def test_costs_given_as_utilities_do_not_pass_silently(u, notes, tmp_path):
 
 
 def test_costs_that_no_limit_bounds_are_named():
-    log = dpdl.Dataset.from_table(TABLE, **EPISODES, costs={"icu": 20, "falls": 0}, limits="total", gamma=0.9)
+    log = logs.from_table(TABLE, **EPISODES, costs={"icu": 20, "falls": 0}, limits="total", gamma=0.9)
     assert tuple(note for note in log.notes if note.startswith("cost")) == (
         "cost 'icu' is never above its limit, so no policy can break its constraint",
         "cost 'falls' is never below its limit, so its constraint allows only rows where it is at its limit",
     )
-    costs = dpdl.Dataset.from_costs([0], [0], [0], [1.0], [[1.0]], [0.5], gamma=0.5, normalised=True, n_states=1,
+    costs = logs.from_costs([0], [0], [0], [1.0], [[1.0]], [0.5], gamma=0.5, normalised=True, n_states=1,
                                     n_actions=1)  # fmt: skip
     assert costs.notes == ("costs[:, 0] is always above its limit, so no policy can keep its constraint",)
 
 
 def test_trajectories_with_costs():
     walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.0]])
-    log = dpdl.Dataset.from_trajectories([walk], n_states=2, n_actions=2, limits=[0.5], gamma=0.9, normalised=True)
-    assert log.units.limits == (0.5,)
+    log = logs.from_trajectories([walk], n_states=2, n_actions=2, limits=[0.5], gamma=0.9, normalised=True)
+    assert log.question.limits == (0.5,)
     np.testing.assert_allclose(log.u.ravel(), [-1.0, 1.0])

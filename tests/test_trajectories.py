@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import logs
 from dpdl import Dataset, instances, learn, mixing, theory
 
 WALK = {"a": [0, 0, 0, 0], "r": [0.0] * 4, "u": [[1.0]] * 4, "n_states": 3, "n_actions": 1}
@@ -62,7 +63,7 @@ def test_a_cut_is_a_valid_log_of_its_own():
     rng = np.random.default_rng(0)
     cmdp = instances.garnet(4, 2, 1, branching=2, rng=0)
     walks = [cmdp.rollout(int(n), UNIFORM, rng=rng) for n in rng.integers(1, 9, 20)]
-    log = Dataset.from_trajectories(
+    log = logs.from_trajectories(
         [(np.append(w.s, w.s_next[-1]), w.a, w.r, w.u) for w in walks], n_states=4, n_actions=2
     )
     assert log.starts.tolist() == np.cumsum([0, *map(len, walks)])[:-1].tolist()
@@ -99,7 +100,7 @@ def test_a_trajectory_is_not_cut_with_gaps():
 )
 def test_trajectories_that_do_not_fit_are_refused(trajectories, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        Dataset.from_trajectories(trajectories, n_states=2, n_actions=1)
+        logs.from_trajectories(trajectories, n_states=2, n_actions=1)
 
 
 def test_a_rollout_is_one_trajectory_and_a_sample_is_none():

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+import logs
 from dpdl import CMDP, Dataset, Status, exact, learn, learn_adaptive, replicate, resume, sweep
 from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
@@ -132,7 +133,7 @@ def small_log(costs, limit, normalised=False, seed=0):
     rng = np.random.default_rng(seed)
     s, a, after = (rng.integers(0, bound, 3000) for bound in (3, 2, 3))
     rule = {"gamma": 0.9, "normalised": normalised, "n_states": 3, "n_actions": 2}
-    return Dataset.from_costs(s, a, after, 0.3 + 0.5 * a, costs(a), limit, **rule)
+    return logs.from_costs(s, a, after, 0.3 + 0.5 * a, costs(a), limit, **rule)
 
 
 def test_a_limit_of_zero_and_a_cost_at_its_limit_can_be_kept():

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import mpmath
@@ -30,10 +31,32 @@ DIGITS = 60
 CERTIFIED = 1e-40
 _MAX_STEP = 1e6
 
-mp = mpmath.MPContext()
-mp.dps = DIGITS + 15  # guard digits: c beta reaches 1e6 and more, and clustered c lose as much again
+_GUARDED = DIGITS + 15  # guard digits: c beta reaches 1e6 and more, and clustered c lose as much again
 
-Number = Any  # mpmath has no types: an mpf, or a float where that is exact
+Number = Any  # an mpfr or mpf, or a float where that is exact
+
+
+def _arithmetic() -> Any:
+    """gmpy2, which does all of it in C, if it is installed, else mpmath; the same digits either way."""
+    try:
+        import gmpy2
+    except ImportError:
+        mp = mpmath.MPContext()
+        mp.dps = _GUARDED
+        return mp
+    # Python's own numbers in a gmpy2 expression are exact; only results are rounded, to the context's precision.
+    gmpy2.set_context(gmpy2.context(precision=math.ceil(_GUARDED * math.log2(10))))
+    return SimpleNamespace(
+        mpf=gmpy2.mpfr,
+        exp=gmpy2.exp,
+        log=gmpy2.log,
+        fsum=lambda terms: gmpy2.fsum(list(terms)),
+        zero=gmpy2.mpfr(0),
+        one=gmpy2.mpfr(1),
+    )
+
+
+mp = _arithmetic()
 
 
 @dataclass(frozen=True)

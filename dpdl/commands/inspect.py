@@ -13,8 +13,7 @@ from dpdl.commands.logs import opened
 from dpdl.commands.output import OK, show
 from dpdl.data.columns import Column, column_names, load
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.coverage import coverage
-from dpdl.models.judgement import constraint_names
+from dpdl.safety.coverage import coverage
 from dpdl.sources.opening import kind_of
 
 KINDS = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}
@@ -44,7 +43,7 @@ def inspect(options: Any) -> int:
 
 
 def _facts(log: Dataset) -> dict[str, Any]:
-    rewards = log.r * log.units.reward_scale
+    rewards = log.r
     per_row = {"reward": rewards, **_costs(log)}
     weights = log.repeats
     return {
@@ -61,13 +60,8 @@ def _facts(log: Dataset) -> dict[str, Any]:
 
 
 def _costs(log: Dataset) -> dict[str, NDArray[np.float64]]:
-    """Costs, or utilities if the log was made from these, in the caller's units."""
-    slack = log.u * np.asarray(log.units.utility_scale)
-    names = constraint_names(log.units, log.n_utilities)
-    rule = log.units.cost_limits()
-    if rule is not None:  # a row that ends its episode carries the limit of all steps that would have followed
-        slack = np.where(log.terminated[:, None], rule.total, rule.rate) - slack
-    return {name: slack[:, i] for i, name in enumerate(names)}
+    """Costs, or utilities if the log was made from these."""
+    return log.costs if log.cost_names is not None else {f"utility {i}": u for i, u in enumerate(log.u.T)}
 
 
 def _inspect_columns(options: Any) -> int:

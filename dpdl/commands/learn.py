@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpdl.commands.logs import initial, opened
+from dpdl.commands.logs import initial, opened, question
 from dpdl.commands.output import INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, plain, show
 from dpdl.learner import adaptive
 from dpdl.learner import learn as learning
@@ -29,7 +29,12 @@ def learn(options: Any) -> int:
     keywords = _keywords(options, recorder)
     if options.checkpoint is not None:
         keywords["checkpoint"] = options.checkpoint
-    return _finish(run(log, rng=options.seed, **given, **initial(options, log), **keywords), options, recorder, out)
+    return _finish(
+        run(log, rng=options.seed, **given, **question(options), **initial(options, log), **keywords),
+        options,
+        recorder,
+        out,
+    )
 
 
 def resume(options: Any) -> int:

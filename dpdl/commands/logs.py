@@ -9,9 +9,9 @@ import numpy as np
 
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
-from dpdl.sources.opening import open_log
+from dpdl.sources.opening import kind_of, read_log
 
-NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated", "gamma")
+NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
 
 
 def opened(options: Any, discretizer: Discretizer | None = None) -> Dataset:
@@ -19,20 +19,25 @@ def opened(options: Any, discretizer: Discretizer | None = None) -> Dataset:
     costs = dict(options.costs or ())
     if len(costs) < len(options.costs or ()):
         raise ValueError("--cost names a column twice")
-    if costs and (options.limits is None or options.gamma is None):
-        raise ValueError(
-            "--cost needs --gamma and --limits: total if the limits bound discounted totals, or average if they bound "
-            "discounted averages per step"
-        )
     given = {name: _one(getattr(options, name)) for name in NAMES if getattr(options, name) is not None}
-    return open_log(
+    return read_log(
         options.log,
         **given,
-        costs=costs or None,
-        limits=options.limits,
+        costs=None if kind_of(options.log) == "dpdl" else list(costs) or None,
         missing=options.missing,
         discretizer=discretizer or _discretizer(options),
     )
+
+
+def question(options: Any) -> dict[str, Any]:
+    """Arguments ``limits`` and ``limit_on`` for the limits of the options."""
+    limits = {name: limit for name, limit in options.costs or () if limit is not None}
+    if limits and options.limit_on is None:
+        raise ValueError(
+            "limits need --limit-on: total if they bound discounted totals, or average if they bound discounted "
+            "averages per step"
+        )
+    return {"limits": limits, "limit_on": options.limit_on} if limits else {}
 
 
 def initial(options: Any, log: Dataset) -> dict[str, Any]:

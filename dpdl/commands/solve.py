@@ -9,16 +9,16 @@ import numpy as np
 
 from dpdl._core import Interrupts
 from dpdl.acting import Policy
-from dpdl.commands.logs import initial, opened
+from dpdl.commands.logs import initial, opened, question
 from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.answer import Answer
-from dpdl.deploying.certificate import certify as certificate_of
-from dpdl.deploying.safe import safe_policy
 from dpdl.report import write_report
+from dpdl.safety.answer import Answer
+from dpdl.safety.certificate import certify as certificate_of
+from dpdl.safety.safe import safe_policy
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
-CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA}
+CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA, "STOPPED": NOT_ENOUGH_DATA}
 
 
 def solve(options: Any) -> int:
@@ -30,11 +30,10 @@ def solve(options: Any) -> int:
             log,
             gamma=options.gamma,
             delta=options.delta,
-            method=options.method,
-            solver=options.solver,
-            rng=options.seed,
+            cost_max=dict(options.cost_max or ()) or None,
             time_limit=options.time_limit,
             progress=False if options.json else None,
+            **question(options),
             **initial(options, log),
         )
         interrupted = interrupts.came()
@@ -69,8 +68,8 @@ def certify(options: Any) -> int:
     """Certify a policy of a file on a log."""
     policy = Policy.load(options.policy)
     log = opened(options, None if policy.labels is None else policy.labels.discretizer)
-    settings = {name: getattr(options, name) for name in ("gamma", "delta", "method")}
-    found = certificate_of(aligned(policy, log), log, **settings, **initial(options, log))
+    settings = {"gamma": options.gamma, "delta": options.delta, "cost_max": dict(options.cost_max or ()) or None}
+    found = certificate_of(aligned(policy, log), log, **settings, **question(options), **initial(options, log))
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
     show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
     return OK if found.holds else NOT_ENOUGH_DATA
@@ -98,4 +97,4 @@ def aligned(policy: Policy, log: Dataset) -> Policy:
                 raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
             if share > 0:
                 table[row, columns[action]] = share
-    return Policy(table, log.labels, log.units)
+    return Policy(table, log.labels, policy.question)

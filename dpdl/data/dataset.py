@@ -2,50 +2,53 @@
 
 A record is 16 + 8 I bytes: the index of its pair (s, a) among the pairs that the log visits, the next state, the
 reward and the I utilities. A sampled transition is therefore one cache line for I <= 6. A log need not fit into memory:
-`Dataset.open` maps a folder that `Dataset.save` or `DatasetBuilder` has written (`dpdl.data.storage`), a part of a log
+`Dataset.open` maps a folder that `Dataset.save` has written (`dpdl.data.storage`), a part of a log
 (``log[a:b]``) is a view of the same records, and every pass over a log reads it in chunks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
-from dpdl.data import counts, packing, parquet_file, storage
-from dpdl.data import table as tables
-from dpdl.data.discretizer import Discretizer
+from dpdl.data import counts, packing, storage
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
-from dpdl.data.units import CostLimits, Units, one_sided, scales
+
+if TYPE_CHECKING:
+    from dpdl.question import Question
+
+
+#: What a posed log computes from its own records.
+_OF_RAW = ("ranges", "notes", "fingerprint", "_last_posed")
 
 
 class Dataset:
     """An immutable log of transitions: copying returns the log itself, and unpickling checks the contents.
+
+    It holds what happened, in the caller's units. What is asked of it, a discount and limits, is given to the functions
+    that answer (`dpdl.question`).
 
     Parameters
     ----------
     s, a, s_next : array_like of int, shape (N,)
         States, actions and next states.
     r : array_like, shape (N,)
-        Rewards; ``r / reward_scale`` must lie in [-1, 1].
-    u : array_like, shape (N, I)
-        Utilities; ``u / utility_scale`` must lie in [-1, 1]. A policy is safe if each discounted sum is >= 0.
+        Rewards, any finite numbers.
+    u : array_like, shape (N, I), optional
+        Utilities, the paper's form of constraints: a policy is safe if each discounted sum is >= 0.
+    costs : mapping of str to array_like, optional
+        Costs by name, each of shape (N,); limits on them are part of a question. Instead of `u`.
     n_states, n_actions : int
         Sizes of the state and action sets.
-    reward_scale : float, optional
-        Positive number to divide the rewards by; stored in `units`.
-    utility_scale : float or sequence of float, optional
-        Positive number or numbers (one per utility) to divide the utilities by. Scaling does not change which
-        policies are safe.
     terminated : array_like of bool, shape (N,), optional
         Rows that ended their episode: nothing follows, so that the next state is not read (it becomes -1), V there is
         zero and no sink state is needed.
@@ -62,29 +65,33 @@ class Dataset:
     ----------
     s, a, s_next, r, u, terminated, pairs, ... : arrays
         Columns and what is computed from them, read-only; each is documented below.
-    units : Units
-        Converts results to the caller's units.
+    cost_names : tuple of str or None
+        Names of the costs; None if the log has utilities.
     labels : Labels or None
-        What states and actions are called (`from_table`); a saved log keeps them.
+        What states and actions are called (`read_log`); a saved log keeps them.
     repeats, spreads : arrays or None
         Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
-        utilities among them.
+        costs or utilities among them.
+    question : Question or None
+        What the log was posed under (`dpdl.question.pose`); None for a log in the caller's units.
     path : pathlib.Path or None
         The folder that this log was opened from; None if it is in memory or part of another log.
 
     Examples
     --------
-    >>> log = Dataset([0, 1, 0], [0, 1, 0], [1, 0, 0], [0.5, 1, 0], [[0.1], [-1], [1]], n_states=2, n_actions=2)
-    >>> len(log), log.pairs.tolist(), log.pair_counts.tolist()
-    (3, [0, 3], [2, 1])
+    >>> log = Dataset([0, 1, 0], [0, 1, 0], [1, 0, 0], [5, 1, 0], costs={"wear": [1, 0, 2]}, n_states=2, n_actions=2)
+    >>> len(log), log.pairs.tolist(), log.pair_counts.tolist(), log.costs["wear"].tolist()
+    (3, [0, 3], [2, 1], [1.0, 0.0, 2.0])
     """
 
     _records: NDArray[Any]
     _table: NDArray[np.int64]
     n_states: int
     n_actions: int
-    units: Units
+    cost_names: tuple[str, ...] | None
     labels: Labels | None = None
+    question: Question | None = None
+    _raw: Dataset | None = None  # the log in the caller's units, of a posed log
     _notes: tuple[str, ...] = ()
     _is_part: bool = False
     path: Path | None
@@ -103,237 +110,28 @@ class Dataset:
         a: ArrayLike,
         s_next: ArrayLike,
         r: ArrayLike,
-        u: ArrayLike,
+        u: ArrayLike | None = None,
         *,
         n_states: int,
         n_actions: int,
-        reward_scale: float = 1.0,
-        utility_scale: float | Sequence[float] = 1.0,
+        costs: Mapping[str, ArrayLike] | None = None,
         terminated: ArrayLike | None = None,
         truncated: ArrayLike | None = None,
         starts: ArrayLike | None = None,
     ) -> None:
         sizes = packing.sizes(n_states, n_actions)
-        moves = packing.moves(s, a, s_next, terminated, *sizes)
-        u = packing.columns("u", u, len(moves[0]))
-        scale = scales("utility_scale", utility_scale, u.shape[1])
-        units = Units(check.real("reward_scale", reward_scale, above=0), scale)
-        self._pack(moves, r, u, sizes, units, truncated, starts)
-
-    @classmethod
-    def from_costs(
-        cls,
-        s: ArrayLike,
-        a: ArrayLike,
-        s_next: ArrayLike,
-        r: ArrayLike,
-        costs: ArrayLike,
-        limits: ArrayLike,
-        *,
-        gamma: float,
-        normalised: bool,
-        n_states: int,
-        n_actions: int,
-        reward_scale: float = 1.0,
-        terminated: ArrayLike | None = None,
-        truncated: ArrayLike | None = None,
-        starts: ArrayLike | None = None,
-    ) -> Dataset:
-        """Make a log whose constraints are "costs stay below limits".
-
-        With C_i = E sum_t gamma^t c_i(s_t, a_t), the constraint is
-
-        - ``normalised=False``: C_i <= limits[i], a limit on the discounted total;
-        - ``normalised=True``: (1 - gamma) C_i <= limits[i], a limit on the discounted average cost per step.
-
-        Either is written as a utility u_i = (rate_i - c_i) / scale_i whose discounted sum must be >= 0, where rate_i is
-        limits[i] * (1 - gamma) in the first case and limits[i] in the second, and scale_i = max ``|rate_i - c_i|`` over
-        the log brings it into [-1, 1]. Limits and scales are stored: ``units.costs`` converts J^u to costs.
-
-        Where an episode ends no further cost arises, but the limit on it is the same: the row that ends it also
-        carries the rate of all steps that would have followed, rate_i / (1 - gamma) instead of rate_i.
-
-        Parameters
-        ----------
-        costs : array_like, shape (N, I)
-            Costs of each transition, any finite numbers.
-        limits : array_like, shape (I,)
-            Upper limits.
-        gamma : float
-            Discount in (0, 1); the same one must be used to learn.
-        normalised : bool
-            Which of the two limits is meant. There is no default, because the two differ by a factor 1/(1-gamma).
-
-        Examples
-        --------
-        >>> log = Dataset.from_costs([0, 0], [0, 1], [0, 0], [1, 0], [[2.0], [0.0]], [0.5], gamma=0.9, normalised=True,
-        ...                          n_states=1, n_actions=2)
-        >>> log.u.ravel().round(3).tolist()
-        [-1.0, 0.333]
-        >>> log.units.costs([0.0]).tolist()
-        [0.5]
-        """
-        sizes = packing.sizes(n_states, n_actions)
-        moves = packing.moves(s, a, s_next, terminated, *sizes)
-        costs = packing.columns("costs", costs, len(moves[0]))
-        rule = CostLimits.of(limits, gamma, normalised, costs.shape[1])
-        u = rule.slack(costs, None if terminated is None else moves[2] == packing.ENDED)
-        units = rule.units(check.real("reward_scale", reward_scale, above=0), abs(u).max(axis=0, initial=0.0))
-        log = cls.__new__(cls)
-        log._pack(moves, r, u, sizes, units, truncated, starts)
-        return log
-
-    @classmethod
-    def from_table(
-        cls,
-        table: Any,
-        *,
-        state: str | Sequence[str],
-        action: str | Sequence[str],
-        reward: str,
-        costs: Mapping[str, float] | None = None,
-        limits: str | None = None,
-        gamma: float | None = None,
-        next_state: str | Sequence[str] | None = None,
-        episode: str | None = None,
-        time: str | None = None,
-        terminated: str | bool | None = None,
-        truncated: str | bool | None = None,
-        missing: str = "error",
-        discretizer: Discretizer | Mapping[str, Any] | None = None,
-    ) -> Dataset:
-        """Make a log from a table, one row per transition, with labels for states and actions.
-
-        Rewards and costs stay in the user's units: rewards are divided by the largest, and `units` converts back.
-
-        Parameters
-        ----------
-        table : data frame, Arrow table, mapping, structured array or path
-            Anything with named columns: of pandas, polars or pyarrow, a dictionary of arrays or lists, a structured
-            array, or the path of a CSV or Parquet file, for which pyarrow is needed (``pip install 'dpdl[parquet]'``).
-        state, action : str or list of str
-            Column of labels: text, numbers, dates or anything hashable, of one kind. Several columns make a tuple.
-        reward : str
-            Column of rewards.
-        costs : mapping of str to float, optional
-            Columns of costs and their limits, ``{"icu": 0.2}``.
-        limits : {"total", "average"}
-            Needed with costs. Whether the limits bound the expected discounted total of the costs, or their discounted
-            average per step, which is (1 - gamma) times as large.
-        gamma : float
-            Needed with costs. Discount in (0, 1); the same one must be used to learn.
-        next_state : str or list of str, optional
-            Column of next states, as for `state`; its value in a row that ends its episode is not used. By default the
-            next row of the episode is the next state.
-        episode : str, optional
-            Column that is the same for all rows of an episode. Without it the rows are episodes in order if both
-            `terminated` and `truncated` are given, and independent transitions otherwise.
-        time : str, optional
-            Column of numbers or dates that sorts the rows of an episode. By default they are together and in order.
-        terminated : str or bool, optional
-            Column that says which rows ended their episode: nothing follows. True or False: the last row of every
-            episode did (unless `truncated` says otherwise), or none.
-        truncated : str or bool, optional
-            Column that says at which rows the record of an episode stops although the episode goes on. True: at the
-            last row of every episode that is not terminated. False: at none. Without `next_state`, the state after such
-            a row is not known; the row is left out, and `notes` says how many were.
-        missing : {"error", "drop"}, optional
-            Raise a ValueError that lists missing and malformed values by column and row, or leave out their rows;
-            `notes` then says how many. No transition skips a row that was left out: the episode is split there.
-        discretizer : Discretizer or mapping, optional
-            Makes states of the columns `state`, which hold numbers; or arguments of `Discretizer.fit` other than the
-            observations, ``{"bins": 8}``, to fit one to the states and next states of this table. The labels keep it.
-
-        Returns
-        -------
-        Dataset
-            With `labels`; ``units.names`` are the names of the costs.
-
-        Examples
-        --------
-        >>> table = {"ward": ["a", "b", "a"], "drug": ["no", "yes", "no"], "gain": [1, 4, 2], "patient": [1, 1, 2]}
-        >>> log = Dataset.from_table(table, state="ward", action="drug", reward="gain", episode="patient",
-        ...                          terminated=True)
-        >>> log.labels.states, log.s_next.tolist(), log.r.tolist(), log.units.reward_scale
-        (('a', 'b'), [1, -1, -1], [0.25, 1.0, 0.5], 4.0)
-        """
-        if gamma is not None:
-            gamma = check.real("gamma", gamma, above=0, below=1)
-        if limits is not None:
-            check.choice("limits", limits, ("total", "average"))
-        if costs and (limits is None or gamma is None):
-            raise TypeError(
-                'costs need gamma= and limits=: "total" if the limits bound discounted totals, or "average" if they '
-                "bound discounted averages per step; the two differ by a factor 1/(1-gamma)"
-            )
-        found = tables.read(
-            table,
-            state=state,
-            action=action,
-            reward=reward,
-            costs=costs,
-            next_state=next_state,
-            episode=episode,
-            time=time,
-            terminated=terminated,
-            truncated=truncated,
-            missing=missing,
-            discretizer=discretizer,
-        )
-        options: dict[str, Any] = {
-            "n_states": len(found.labels.states),
-            "n_actions": len(found.labels.actions),
-            "reward_scale": float(abs(found.r).max()) or 1.0,
-            "terminated": found.terminated if found.terminated.any() else None,
-            "starts": found.starts,
-        }
-        columns = (found.s, found.a, found.s_next, found.r, found.costs)
-        if not costs:
-            log = cls(*columns, **options)
-        else:
-            log = cls.from_costs(*columns, found.limits, gamma=gamma or 0.0, normalised=limits == "average", **options)
-        log.__dict__.update(
-            labels=found.labels,
-            units=replace(log.units, names=found.names or None),
-            _notes=found.notes,
-            _initial=None if found.initial is None else check.frozen(found.initial),
-        )
-        return log
-
-    @classmethod
-    def from_trajectories(
-        cls,
-        trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
-        *,
-        terminated: bool | Sequence[bool] = False,
-        **options: Any,
-    ) -> Dataset:
-        """Make a log from whole trajectories, each given as (states, actions, rewards, utilities).
-
-        A trajectory of n steps has n + 1 states, the last of which is where its record stops. No transition leads from
-        the end of one trajectory to the beginning of the next.
-
-        Parameters
-        ----------
-        trajectories : iterable of (states (n + 1,), actions (n,), rewards (n,), utilities (n, I))
-            Costs instead of utilities if there are `limits`.
-        terminated : bool or sequence of bool, optional
-            Whether the trajectories, or each of them, ended with the last action: nothing follows, and the last state
-            is not read and may be missing.
-        **options
-            As for the class: `n_states`, `n_actions`, and scales; or as for `from_costs`: `limits`, `gamma`,
-            `normalised`.
-
-        Examples
-        --------
-        >>> walk = ([0, 1, 1], [0, 1], [0.0, 1.0], [[1.0], [0.5]])
-        >>> log = Dataset.from_trajectories([walk, walk], n_states=2, n_actions=2)
-        >>> log.kind, log.starts.tolist(), log.s_next.tolist()
-        ('trajectories', [0, 2], [1, 1, 1, 1])
-        """
-        columns, starts, ended = packing.join(trajectories, terminated)
-        make = cls.from_costs if "limits" in options else cls
-        return make(*columns, starts=starts, terminated=ended if ended.any() else None, **options)
+        s, a, after = packing.moves(s, a, s_next, terminated, *sizes)
+        names, columns = packing.named_columns(u, costs, len(s))
+        if truncated is not None:
+            if starts is not None:
+                raise TypeError("give either truncated or starts")
+            starts = packing.starts_of_episodes(truncated, after)
+        begins = None if starts is None else packing.begins(starts, s, after)
+        records = packing.pack(after, r, columns)
+        pairs, records["pair"] = packing.rank(s.astype(np.int64) * sizes[1] + a, sizes[0] * sizes[1])
+        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
+        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
+        self._fill(arrays, storage.inspect(arrays, *sizes), *sizes, names)
 
     @classmethod
     def from_counts(
@@ -342,22 +140,17 @@ class Dataset:
         a: ArrayLike,
         s_next: ArrayLike,
         count: ArrayLike,
-        reward: ArrayLike,
-        utilities: ArrayLike | None = None,
+        r: ArrayLike,
+        u: ArrayLike | None = None,
         *,
         n_states: int,
         n_actions: int,
-        costs: ArrayLike | None = None,
-        limits: ArrayLike | None = None,
-        gamma: float | None = None,
-        normalised: bool | None = None,
+        costs: Mapping[str, ArrayLike] | None = None,
         terminated: ArrayLike | None = None,
-        reward_squares: ArrayLike | None = None,
-        utility_squares: ArrayLike | None = None,
-        cost_squares: ArrayLike | None = None,
+        r_var: ArrayLike | None = None,
+        u_var: ArrayLike | None = None,
+        cost_vars: Mapping[str, ArrayLike] | None = None,
         initial: ArrayLike | None = None,
-        reward_scale: float = 1.0,
-        utility_scale: float | Sequence[float] = 1.0,
     ) -> Dataset:
         """Make a log from counts, one row for each distinct transition: what one group-by makes of a log of any length.
 
@@ -370,71 +163,61 @@ class Dataset:
             States, actions and next states. A transition may have several rows.
         count : array_like of int, shape (G,)
             How often each was seen.
-        reward : array_like, shape (G,)
-            Sums of rewards.
-        utilities : array_like, shape (G, I)
-            Sums of utilities; or `costs` with `limits`, `gamma` and `normalised`, as for `from_costs`.
+        r : array_like, shape (G,)
+            Mean reward.
+        u : array_like, shape (G, I), optional
+            Mean utilities; or `costs`, mean costs by name.
         terminated : array_like of bool, optional
             Rows that ended their episode.
-        reward_squares, utility_squares or cost_squares : array_like, optional
-            Sums of squares. Without them all transitions of a row are taken to have had the same reward and utilities,
-            which is so if the group-by is by these as well; otherwise standard errors come out too small.
+        r_var, u_var or cost_vars : optional
+            Variances within a row (population: divided by the count), shaped like `r`, `u` and `costs`. Without them
+            all transitions of a row are taken to have had the same reward and costs, which is so if the group-by is by
+            these as well; otherwise standard errors come out too small.
         initial : array_like of int, shape (S,), optional
             How many episodes began in each state: the default of the initial distribution.
-        n_states, n_actions, reward_scale, utility_scale
+        n_states, n_actions
             As for the class.
 
         Examples
         --------
-        >>> log = Dataset.from_counts([0, 0], [0, 1], [0, 0], [3, 1], [1.5, 1.0], [[3], [-1]], n_states=1, n_actions=2)
+        >>> log = Dataset.from_counts([0, 0], [0, 1], [0, 0], [3, 1], [0.5, 1], [[1], [-1]], n_states=1, n_actions=2)
         >>> len(log), log.r.tolist(), log.pair_counts.tolist()
         (4, [0.5, 1.0], [3, 1])
         """
-        sums = utilities if costs is None else costs
-        if sums is None or (utilities is not None and costs is not None):
-            raise TypeError("give either utilities or costs")
-        rule = None
-        if costs is not None:
-            if limits is None or gamma is None or normalised is None:
-                raise TypeError("costs need limits, gamma and normalised")
-            rule = CostLimits.of(limits, gamma, normalised)
-        elif limits is not None or cost_squares is not None:
-            raise TypeError("limits and cost_squares go with costs, not with utilities")
-        arrays, units = counts.pack(
+        names, arrays = counts.pack(
             s,
             a,
             s_next,
             count,
-            reward,
-            sums,
-            costs=rule,
+            r,
+            u,
+            costs=costs,
             terminated=terminated,
-            reward_squares=reward_squares,
-            squares=utility_squares if costs is None else cost_squares,
+            r_var=r_var,
+            u_var=u_var,
+            cost_vars=cost_vars,
             initial=initial,
             n_states=n_states,
             n_actions=n_actions,
-            reward_scale=reward_scale,
-            utility_scale=utility_scale,
         )
         log = cls.__new__(cls)
-        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), int(n_states), int(n_actions), units)
+        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), int(n_states), int(n_actions), names)
         return log
 
-    def counts(self) -> dict[str, NDArray[Any]]:
-        """Count the transitions: the columns that `from_counts` takes, sums in the caller's units.
+    def counts(self) -> dict[str, Any]:
+        """Count the transitions: the columns that `from_counts` takes, in the caller's units.
 
         Examples
         --------
         >>> log = Dataset([0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0.5, 0], [[1], [1], [0]], n_states=1, n_actions=2)
-        >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "reward")}
-        {'a': [0, 1], 'count': [2, 1], 'reward': [1.5, 0.0]}
+        >>> {name: column.tolist() for name, column in log.counts().items() if name in ("a", "count", "r")}
+        {'a': [0, 1], 'count': [2, 1], 'r': [0.75, 0.0]}
         """
-        return counts.tabulate(self.parts(), self.table, self.n_states, self.n_actions, self.units, self.spreads)
+        return counts.tabulate(self.raw)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Dataset:
-        """Open a log that `save` or `DatasetBuilder` has written.
+        """Open a log that `save` has written.
 
         The contents are checked in one pass with bounded memory: some seconds for 10^8 transitions. While a mapped log
         is in use its files must not be changed. Replacing the folder (`save` with `overwrite`) is safe at any time: a
@@ -463,7 +246,7 @@ class Dataset:
         folder = Path(os.path.abspath(check.path("path", path)))
         stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
         header, log = stored.header, cls.__new__(cls)
-        log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.units, folder)
+        log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.names, folder)
         log.__dict__.update(fingerprint=header.fingerprint, labels=stored.labels)
         return log
 
@@ -477,28 +260,66 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the contents as bytes, which are immutable even if the same pickle refers to them elsewhere."""
+        if self._raw is not None:
+            return type(self).posed, (self._raw, self.question)
         arrays = {RECORDS: self.records, PAIRS: self.table, STARTS: self.starts} | self._of_counts()
         raw = {name: array.tobytes() for name, array in arrays.items() if array is not None}
         more = {"labels": self.labels, "_notes": self._notes, "_is_part": self._is_part}
-        return type(self)._unpickled, (raw, self.n_states, self.n_actions, self.units, self.path, self._whole, more)
+        sizes = (self.n_states, self.n_actions, self.n_utilities)
+        return type(self)._unpickled, (raw, sizes, self.cost_names, self.path, self._whole, more)
 
     @classmethod
     def _unpickled(
         cls,
         raw: dict[str, bytes],
-        n_states: int,
-        n_actions: int,
-        units: Units,
+        sizes: tuple[int, int, int],
+        names: tuple[str, ...] | None,
         path: Path | None,
         whole: bool,
         more: dict[str, Any],
     ) -> Dataset:
-        n_utilities = len(units.utility_scale)
-        types = {RECORDS: record_dtype(n_utilities), SPREADS: packing.spread_dtype(n_utilities)}
+        n_states, n_actions, n_columns = sizes
+        types = {RECORDS: record_dtype(n_columns), SPREADS: packing.spread_dtype(n_columns)}
         arrays = {name: np.frombuffer(raw[name], dtype=types.get(name, np.dtype(np.int64))) for name in raw}
         log = cls.__new__(cls)
-        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, units, path, whole)
+        log._fill(arrays, storage.inspect(arrays, n_states, n_actions), n_states, n_actions, names, path, whole)
         log.__dict__.update(more)
+        return log
+
+    @property
+    def raw(self) -> Dataset:
+        """The log in the caller's units, of a posed log; otherwise the log itself."""
+        return self if self._raw is None else self._raw
+
+    def posed(self, question: Question) -> Dataset:
+        """Return this log in the paper's form under a question (`dpdl.question`).
+
+        This is the one place where records are scaled. A log that has the form already shares its records.
+        """
+        if self.question is not None:
+            raise ValueError("the log was posed already: pose the log itself")
+        last = self.__dict__.get("_last_posed")
+        if last is not None and last.question == question:
+            return last  # type: ignore[no-any-return]
+        records, spreads, n = self._records, self.spreads, len(question.columns)
+        native = question.limits is None and question.reward_scale == 1 and all(one == 1 for one in question.scales)
+        if not native:
+            records = np.empty(len(self.records), dtype=record_dtype(n))
+            for first in range(0, len(records), packing.CHUNK):
+                part, into = (array[first : first + packing.CHUNK] for array in (self._records, records))
+                into["pair"], into["s_next"] = part["pair"], part["s_next"]
+                into["r"] = part["r"] * question.reward_slope
+                into["u"] = question.utilities_of(part["u"], part["s_next"] < 0)
+            if spreads is not None:
+                spreads = np.empty(len(records), dtype=packing.spread_dtype(n))
+                assert self.spreads is not None
+                spreads["r"] = self.spreads["r"] * question.reward_slope**2
+                spreads["u"] = self.spreads["u"][:, question.columns] * question.slope**2
+        shared = {name: value for name, value in self.__dict__.items() if name not in _OF_RAW}
+        log = type(self).__new__(type(self))
+        log.__dict__.update(shared)
+        log.__dict__.update(_records=records, spreads=spreads, question=question, _raw=self, cost_names=None)
+        self.__dict__["_last_posed"] = log
         return log
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -519,29 +340,18 @@ class Dataset:
         ([1, 0], 'log', True)
         """
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        storage.save(target, self._sizes, self.units, self._arrays(), self.labels, overwrite=overwrite)
-
-    def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the log to a Parquet file, from which `from_parquet` makes the same log (`dpdl.data.parquet`).
-
-        Labels are not written; `save` writes them.
-        """
-        target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        if self.repeats is not None:
-            raise ValueError("a log of counts cannot be written as Parquet: write the table of its counts() instead")
-        known = (self.n_states, self.n_actions, self.starts is not None, self.units, self.fingerprint)
-        arrays = (self.records, self.table, self.starts)
-        description = parquet_file.Description(*known)
-        parquet_file.write(target, description, *arrays, ends=self.n_ended > 0, overwrite=overwrite)
+        storage.save(target, self._sizes, self.cost_names, self._arrays(), self.labels, overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the contents: two logs are the same if and only if their fingerprints are.
 
-        It does not depend on where the log is stored, nor on labels. It costs nothing for a log opened from a folder,
-        one pass otherwise.
+        It does not depend on where the log is stored, on labels, or on what is asked. It costs nothing for a log
+        opened from a folder, one pass otherwise.
         """
-        return storage.describe(self._sizes, self.units, self._arrays()).fingerprint
+        if self._raw is not None:
+            return self._raw.fingerprint
+        return storage.describe(self._sizes, self.cost_names, self._arrays()).fingerprint
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
@@ -574,7 +384,7 @@ class Dataset:
         if len(range(first, last, step)) == 0:
             raise ValueError(f"{part} of a data set of length {len(self)} is empty")
         if self.repeats is not None:
-            return self._counts_of_part(first, last, step)
+            return self._counts_of_part(first, last, step)._with_raw(self._raw, part)
         records = self.records[part]
         begins, whole = self._begins, False
         if begins is not None:
@@ -583,11 +393,16 @@ class Dataset:
             whole = self._whole if first == 0 else bool(np.isin(self._first + first, begins))
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
-        return self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
+        cut = self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
+        return cut._with_raw(self._raw, part)
+
+    def _with_raw(self, raw: Dataset | None, part: slice) -> Self:
+        self.__dict__["_raw"] = None if raw is None else raw[part]
+        return self
 
     def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))
-        names = ("_table", "n_states", "n_actions", "units", "labels", "_notes", "_initial")
+        names = ("_table", "n_states", "n_actions", "cost_names", "question", "labels", "_notes", "_initial")
         cut.__dict__.update(**{name: getattr(self, name) for name in names}, path=None, _is_part=True, **own)
         return cut
 
@@ -670,7 +485,7 @@ class Dataset:
 
     @property
     def n_utilities(self) -> int:
-        """The number I of utilities."""
+        """The number of utilities or costs."""
         return int(self.records.dtype["u"].shape[0])
 
     @property
@@ -702,10 +517,10 @@ class Dataset:
         Rows of a table that were left out, constraints that cannot be broken, states that are entered and never left.
         The first kind is not known of a log that was saved and opened.
         """
-        least, most = (np.full(self.n_utilities, sign * np.inf) for sign in (1, -1))
-        for part, _ in self.parts():
-            least, most = np.minimum(least, part["u"].min(axis=0)), np.maximum(most, part["u"].max(axis=0))
-        notes = (*self._notes, *one_sided(least, most, self.units))
+        notes = self._notes
+        if self.question is not None:
+            low, high = self.ranges[:, 0, 1:].min(axis=0), self.ranges[:, 1, 1:].max(axis=0)
+            notes = (*notes, *self.question.one_sided(low, high))
         if self._is_part or len(self.dead_ends) == 0:
             return notes
         named = [repr(self.labels.states[s]) if self.labels else str(s) for s in self.dead_ends[:5].tolist()]
@@ -785,31 +600,32 @@ class Dataset:
 
     @property
     def u(self) -> NDArray[np.float64]:
-        """Utilities, shape (N, I)."""
+        """Utilities, shape (N, I); a log in the caller's units may have `costs` instead."""
+        if self.cost_names is not None:
+            raise AttributeError("the log has costs instead of utilities u: see Dataset.costs")
         return self.records["u"]
 
-    def _pack(
-        self,
-        moves: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
-        r: ArrayLike,
-        u: NDArray[np.float64],
-        sizes: tuple[int, int],
-        units: Units,
-        truncated: ArrayLike | None,
-        starts: ArrayLike | None,
-    ) -> None:
-        """Pack columns, of which states, actions and utilities have been checked."""
-        s, a, s_next = moves
-        if truncated is not None:
-            if starts is not None:
-                raise TypeError("give either truncated or starts")
-            starts = packing.starts_of_episodes(truncated, s_next)
-        begins = None if starts is None else packing.begins(starts, s, s_next)
-        records = packing.pack(s_next, r, u, units)
-        pairs, records["pair"] = packing.rank(s.astype(np.int64) * sizes[1] + a, sizes[0] * sizes[1])
-        # The columns may be the caller's own arrays and may have changed after they were checked: check the copies.
-        arrays = {RECORDS: records, PAIRS: pairs} | ({} if begins is None else {STARTS: begins})
-        self._fill(arrays, storage.inspect(arrays, *sizes), *sizes, units)
+    @property
+    def costs(self) -> dict[str, NDArray[np.float64]]:
+        """Costs by name; none if the log has utilities."""
+        return {name: self.records["u"][:, k] for k, name in enumerate(self.cost_names or ())}
+
+    @cached_property
+    def ranges(self) -> NDArray[np.float64]:
+        """Least and largest reward and costs (or utilities), shape (2, 2, 1 + I).
+
+        The first index is 0 for rows that go on, and 1 for rows that end their episode; without such rows the least
+        value is infinity, and the largest minus infinity.
+        """
+        found = np.empty((2, 2, 1 + self.n_utilities))
+        found[:, 0], found[:, 1] = np.inf, -np.inf
+        for part, _ in self.parts():
+            ended = part["s_next"] < 0
+            for row, rows in ((0, part[~ended] if ended.any() else part), (1, part[ended])):
+                if len(rows):
+                    for k, values in enumerate((rows["r"], *rows["u"].T)):
+                        found[row, :, k] = min(found[row, 0, k], values.min()), max(found[row, 1, k], values.max())
+        return check.frozen(found)
 
     def _fill(
         self,
@@ -817,7 +633,7 @@ class Dataset:
         counts: NDArray[np.int64],
         n_states: int,
         n_actions: int,
-        units: Units,
+        names: tuple[str, ...] | None,
         path: Path | None = None,
         whole: bool = True,
     ) -> None:
@@ -834,7 +650,7 @@ class Dataset:
             table_counts=check.frozen(counts),
             n_states=n_states,
             n_actions=n_actions,
-            units=units,
+            cost_names=names,
             path=path,
             starts=starts,
             _begins=None if starts is None else starts[1:],

@@ -1,13 +1,8 @@
-"""Packing columns into records: the layout, and the checks that `Dataset` and `DatasetBuilder` share.
-
-`Dataset` packs whole columns, `DatasetBuilder` one chunk at a time. Both use the functions here, so that the same log
-gives the same bytes. `first` is the number of the chunk's first record in the log: messages count from the beginning of
-the log.
-"""
+"""Packing columns into records: the layout and its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _core
 from dpdl import _validation as check
-from dpdl.data.units import Units
 
 INT32_MAX = 2**31 - 1
 
@@ -90,25 +84,30 @@ def columns(name: str, values: ArrayLike, n: int, n_columns: int | None = None, 
     return array
 
 
-def pack(s_next: NDArray[np.int32], r: ArrayLike, u: NDArray[np.float64], units: Units, first: int = 0) -> NDArray[Any]:
-    """Pack columns into records, rewards and utilities divided by their scales; the caller fills in `pair`."""
-    rewards = check.numbers_array("r", r, shape=s_next.shape, first=first, copy=False)
-    records = np.empty(len(s_next), dtype=record_dtype(u.shape[1]))
+def named_columns(
+    u: ArrayLike | None, costs: Mapping[str, ArrayLike] | None, n: int
+) -> tuple[tuple[str, ...] | None, NDArray[np.float64]]:
+    """Check utilities (N, I), or costs by name; return the names of costs, or None, and the columns."""
+    if costs is None:
+        return None, np.empty((n, 0)) if u is None else columns("u", u, n)
+    if u is not None:
+        raise TypeError("give either utilities u or costs")
+    if not isinstance(costs, Mapping):
+        raise TypeError(f"costs must be a mapping of names to columns, got {type(costs).__name__}")
+    names = tuple(check.text("costs", name) for name in costs)
+    found = np.empty((n, len(names)))
+    for k, name in enumerate(names):
+        found[:, k] = check.numbers_array(f"costs[{name!r}]", costs[name], shape=(n,), copy=False)
+    return names, found
+
+
+def pack(s_next: NDArray[np.int32], r: ArrayLike, values: NDArray[np.float64]) -> NDArray[Any]:
+    """Pack columns into records; the caller fills in `pair`."""
+    records = np.empty(len(s_next), dtype=record_dtype(values.shape[1]))
     records["s_next"] = s_next
-    records["r"] = _unit_range("r", rewards, units.reward_scale, "reward_scale", first)
-    records["u"] = _unit_range("u", u, np.array(units.utility_scale), "utility_scale", first)
+    records["r"] = check.numbers_array("r", r, shape=s_next.shape, copy=False)
+    records["u"] = values
     return records
-
-
-def _unit_range(
-    name: str, values: NDArray[np.float64], divisor: float | NDArray[np.float64], scale: str, first: int
-) -> NDArray[np.float64]:
-    """Divide, and check that the result lies in [-1, 1]; the message suggests a valid divisor."""
-    largest = float(abs(values).max(initial=0.0))
-    hint = f" after division by {scale}; to rescale, pass {scale}={largest!r} or more (it is stored in units)"
-    with np.errstate(over="ignore"):  # an overflow is out of range and reported as such
-        scaled = values / divisor
-    return check.numbers_array(name, scaled, at_least=-1, at_most=1, hint=hint, first=first, copy=False)
 
 
 def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -186,43 +185,3 @@ def begins(
         )
         raise ValueError(f"{fact}, so starts must list {t}{where} (or be None, if the transitions are independent)")
     return positions
-
-
-def join(
-    trajectories: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], terminated: bool | Sequence[bool]
-) -> tuple[list[NDArray[Any]], list[int], NDArray[np.bool_]]:
-    """Columns (s, a, s_next, r, u), starts and ends of trajectories, each (states, actions, rewards, utilities)."""
-    if not isinstance(trajectories, Iterable):
-        raise TypeError(f"trajectories must be an iterable of trajectories, got {type(trajectories).__name__}")
-    given = list(trajectories)
-    if not given:
-        raise ValueError("trajectories is empty")
-    ended = np.full(len(given), terminated) if isinstance(terminated, (bool, np.bool_)) else np.asarray(terminated)
-    ended = check.flags("terminated", ended, (len(given),))
-    columns: list[tuple[NDArray[Any], ...]] = []
-    starts, last = [0], []
-    for k, trajectory in enumerate(given):
-        if not isinstance(trajectory, (tuple, list)) or len(trajectory) != 4:
-            raise TypeError(f"trajectories[{k}] must be (states, actions, rewards, utilities)")
-        states, actions, rewards, utilities = map(np.asarray, trajectory)
-        n = len(actions) if actions.ndim else 0
-        if n < 1:
-            raise ValueError(f"trajectories[{k}] must have at least one action, got {n}")
-        if ended[k] and states.shape == (n,):
-            states = np.append(states, 0)  # nothing follows, so the last state is not read
-        for name, column, length in (
-            ("states", states, n + 1),
-            ("rewards", rewards, n),
-            ("utilities", utilities, n),
-        ):
-            if column.shape[:1] != (length,):
-                raise ValueError(
-                    f"trajectories[{k}] has {n} actions, so its {name} must have length {length}, "
-                    f"got shape {column.shape}"
-                )
-        columns.append((states[:-1], actions, states[1:], rewards, utilities))
-        starts.append(starts[-1] + n)
-        last.append(starts[-1] - 1)
-    marks = np.zeros(starts[-1], dtype=bool)
-    marks[last] = ended
-    return [np.concatenate(column) for column in zip(*columns, strict=True)], starts[:-1], marks

@@ -1,11 +1,11 @@
 """Data sets on disk: a folder of ``.npy`` files in the layout that the core reads, mapped into memory.
 
-Version 2 of the format is a folder with these files:
+Version 3 of the format is a folder with these files:
 
 ``header.json``
-    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (2), the fields of `Sizes`, ``units`` (the fields
-    of `Units`), ``files`` (for each other file its length in ``bytes`` and its ``sha256``) and ``checksum``: the
-    SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
+    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (3), the fields of `Sizes`, ``costs`` (the names
+    of the costs; null if the columns are utilities), ``files`` (for each other file its length in ``bytes`` and its
+    ``sha256``) and ``checksum``: the SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
 ``records.npy``
     The packed transitions, a structured array of `record_dtype`; ``s_next`` is -1 where an episode ended. A log of N
     transitions with I utilities takes N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.
@@ -20,8 +20,6 @@ Version 2 of the format is a folder with these files:
 ``labels.json``
     Only if states and actions have labels: one JSON object (ASCII) as `Labels.to_json` makes it. The header then has
     its length and SHA-256 under ``labels``. Labels do not enter the fingerprint.
-
-Version 1, which is read as well, has the first six of the sizes, and neither ends of episodes nor counts.
 
 Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
 of that format). Reading compares it with the expected header, so it is not parsed, and nothing is unpickled. Sizes in
@@ -53,11 +51,10 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.labels import Labels
 from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
-from dpdl.data.units import Units, parse_units
 from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
 from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json, seal, unseal
 
-FORMAT, VERSION = "dpdl dataset", 2
+FORMAT, VERSION = "dpdl dataset", 3
 HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
 REPEATS, SPREADS, INITIAL = "repeats.npy", "spreads.npy", "initial.npy"
 LABELS = "labels.json"
@@ -65,6 +62,7 @@ LABELS = "labels.json"
 #: A header is read into memory, so its length is bounded, and so is the number of utilities, whose scales it lists.
 LARGEST_HEADER = 1 << 24
 MOST_UTILITIES = 1 << 16
+LARGEST = float(np.finfo(np.float64).max)
 #: File offsets are 64-bit numbers with a sign.
 LARGEST_FILE = 2**63 - 1
 
@@ -137,21 +135,21 @@ class Header:
     """The contents of ``header.json``."""
 
     sizes: Sizes
-    units: Units
+    names: tuple[str, ...] | None  # of the costs; None if the columns are utilities
     sums: Mapping[str, str]
     labels: Mapping[str, Any] | None = None  # "bytes" and "sha256" of labels.json
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the sizes, the units and the sums of the arrays; it does not depend on the format's version."""
-        content = [self.sizes.described(), self.units.to_json(), dict(self.sums)]
+        """SHA-256 of the sizes, the names of the costs and the sums of the arrays."""
+        content = [self.sizes.described(), self.names, dict(self.sums)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def text(self) -> bytes:
         """Render ``header.json``."""
         content = {
             **asdict(self.sizes),
-            "units": self.units.to_json(),
+            "costs": self.names,
             "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
             **({} if self.labels is None else {"labels": dict(self.labels)}),
         }
@@ -161,9 +159,11 @@ class Header:
     def parse(cls, raw: bytes) -> Header:
         """Read ``header.json``; everything in it is checked, its own checksum first."""
         version, content = unseal(raw, FORMAT, VERSION)
-        names = [field.name for field in fields(Sizes)][: 6 if version == 1 else None]
+        if version != VERSION:
+            raise ValueError(f"it has version {version} of the format, and this dpdl reads version {VERSION}")
+        names = [field.name for field in fields(Sizes)]
         labels = content.pop("labels", None)
-        expect_names("the header", content, {"units", "files", *names})
+        expect_names("the header", content, {"costs", "files", *names})
         if labels is not None:
             expect_names("labels", labels, {"bytes", "sha256"})
             if type(labels["bytes"]) is not int or not is_sha256(labels["sha256"]):
@@ -176,11 +176,16 @@ class Header:
                 raise ValueError(
                     f"files[{name!r}] must have {sizes.length(name)} bytes and a SHA-256, got {files[name]}"
                 )
-        units = parse_units(content["units"], sizes.n_utilities)
-        return cls(sizes, units, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
+        costs = content["costs"]
+        if costs is not None:
+            if not isinstance(costs, list) or len({*map(str, costs)}) != sizes.n_utilities:
+                raise ValueError(f"costs must be {sizes.n_utilities} distinct names, got {costs!r:.200}")
+            costs = tuple(check.text(f"costs[{k}]", name) for k, name in enumerate(costs))
+        return cls(sizes, costs, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
 
 
 Arrays = Mapping[str, Iterable[NDArray[Any]]]
+Names = tuple[str, ...] | None
 
 
 class Stored(NamedTuple):
@@ -211,14 +216,14 @@ def is_replaceable(path: Path) -> bool:
         return False
 
 
-def save(path: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: Labels | None, *, overwrite: bool) -> None:
+def save(path: Path, sizes: Sizes, names: Names, arrays: Arrays, labels: Labels | None, *, overwrite: bool) -> None:
     """Write a data set, its arrays given in chunks, to a folder atomically."""
     named = None if labels is None else json.dumps(labels.to_json()).encode("ascii")
     with replacing(path, overwrite, is_replaceable) as folder, naming_the_target(path):
-        write(folder, sizes, units, arrays, named)
+        write(folder, sizes, names, arrays, named)
 
 
-def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: bytes | None = None) -> None:
+def write(folder: Path, sizes: Sizes, names: Names, arrays: Arrays, labels: bytes | None = None) -> None:
     """Write the files of a data set; chunks may be read from the files that are being overwritten."""
     sums = {}
     for name, (dtype, n) in sizes.arrays.items():
@@ -230,13 +235,13 @@ def write(folder: Path, sizes: Sizes, units: Units, arrays: Arrays, labels: byte
         named = {"bytes": len(labels), "sha256": hashlib.sha256(labels).hexdigest()}
         (folder / LABELS).write_bytes(labels)
         sync(folder / LABELS)
-    (folder / HEADER).write_bytes(Header(sizes, units, sums, named).text())
+    (folder / HEADER).write_bytes(Header(sizes, names, sums, named).text())
     sync(folder / HEADER)
 
 
-def describe(sizes: Sizes, units: Units, arrays: Arrays) -> Header:
+def describe(sizes: Sizes, names: Names, arrays: Arrays) -> Header:
     """Return the header that `save` would write."""
-    return Header(sizes, units, {name: _write_array(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
+    return Header(sizes, names, {name: _write_array(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
 
 
 def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
@@ -419,12 +424,12 @@ def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], fir
 
 
 def _check_spreads(part: NDArray[Any], first: int) -> None:
-    for name in ("r", "u"):  # a number in [-1, 1] has a variance of at most 1
-        _check_numbers(f"variance of {name}", 0, 1, part[name], first)
+    for name in ("r", "u"):
+        _check_numbers(f"variance of {name}", 0, LARGEST, part[name], first)
 
 
 class _Records:
-    """Checks records: every index in range, every number in [-1, 1], trajectories unbroken."""
+    """Checks records: every index in range, every number finite, trajectories unbroken."""
 
     def __init__(self, n_states: int, n_actions: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.n_states, self.n_actions, self.pairs = n_states, n_actions, arrays[PAIRS]
@@ -438,7 +443,7 @@ class _Records:
             if part[name].min() < least or part[name].max() >= bound:
                 check.indices(name, part[name], bound, first=first, unread=part[name] == ENDED if least else None)
         for name in ("r", "u"):
-            _check_numbers(name, -1, 1, part[name], first)
+            _check_numbers(name, -LARGEST, LARGEST, part[name], first)
         if self.repeats is None:
             self.counts += np.bincount(part["pair"], minlength=len(self.counts))
         else:

@@ -36,7 +36,6 @@ class Columns:
     initial: NDArray[np.int64] | None  # how often an episode began in each state, if `starts` does not show it
     labels: Labels
     names: tuple[str, ...]  # of the costs
-    limits: tuple[float, ...]
     notes: tuple[str, ...]  # which rows were left out, and why
 
 
@@ -46,7 +45,7 @@ def read(
     state: str | Sequence[str],
     action: str | Sequence[str],
     reward: str,
-    costs: Mapping[str, float] | None = None,
+    costs: Sequence[str] | None = None,
     next_state: str | Sequence[str] | None = None,
     episode: str | None = None,
     time: str | None = None,
@@ -55,7 +54,7 @@ def read(
     missing: str = "error",
     discretizer: Discretizer | Mapping[str, Any] | None = None,
 ) -> Columns:
-    """Read a table; `Dataset.from_table` documents the arguments.
+    """Read a table; `read_log` documents the arguments.
 
     Examples
     --------
@@ -65,12 +64,12 @@ def read(
     ([1, 0, 1], [0, -1, -1], [0, 2], ('a', 'b'))
     """
     check.choice("missing", missing, ("error", "drop"))
-    limits = _limits(costs)
+    named = [] if costs is None or len(costs) == 0 else _several("costs", costs)
     roles = _Roles(
         state=_several("state", state),
         action=_several("action", action),
         reward=_one("reward", reward),
-        costs=list(limits),
+        costs=named,
         next_state=None if next_state is None else _several("next_state", next_state),
         episode=None if episode is None else _one("episode", episode),
         time=None if time is None else _one("time", time),
@@ -81,13 +80,12 @@ def read(
     roles.check()
     if discretizer is not None and not isinstance(discretizer, (Discretizer, Mapping)):
         raise TypeError(f"discretizer must be a Discretizer or arguments of its fit, got {discretizer!r:.200}")
-    return _read(load(table, roles.by_column()), roles, limits, discretizer, drop=missing == "drop")
+    return _read(load(table, roles.by_column()), roles, discretizer, drop=missing == "drop")
 
 
 def _read(
     columns: dict[str, Column],
     roles: _Roles,
-    limits: dict[str, float],
     discretizer: Discretizer | Mapping[str, Any] | None,
     *,
     drop: bool,
@@ -153,8 +151,7 @@ def _read(
         labels=Labels(
             (state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions), state.discretizer
         ),
-        names=tuple(limits),
-        limits=tuple(limits.values()),
+        names=tuple(roles.costs),
         notes=tuple(notes),
     )
 
@@ -243,14 +240,6 @@ def _one_or_flag(name: str, given: Any) -> str | bool | None:
     if given is not None and not isinstance(given, (str, bool)):
         raise TypeError(f"{name} must be the name of a column, True, False or None, got {given!r:.200}")
     return given
-
-
-def _limits(costs: Any) -> dict[str, float]:
-    if costs is None:
-        return {}
-    if not isinstance(costs, Mapping):
-        raise TypeError(f"costs must be a dictionary of columns and their limits, {{'cost': 0.2}}, got {costs!r:.200}")
-    return {_one("costs", name): check.real(f"costs[{name!r}]", limit) for name, limit in costs.items()}
 
 
 # Episodes.

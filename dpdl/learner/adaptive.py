@@ -32,6 +32,7 @@ from dpdl.learner.layout import PAPER, Inputs, Layout
 from dpdl.learner.run import Run
 from dpdl.learner.verify import verify
 from dpdl.premises import Premise, combined
+from dpdl.question import pose
 from dpdl.result import Level, Point, Result
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
 from dpdl.stopping import Status
@@ -129,6 +130,7 @@ def learn_adaptive(
     chosen, inputs, options = parse(
         log, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
+    log = pose(log, *chosen.asked)
     schedule = _Schedule(
         log=log,
         base=chosen,

@@ -13,6 +13,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.learner.drive import OptionKeywords, Options
 from dpdl.learner.layout import InputKeywords, Inputs
+from dpdl.question import pose
 from dpdl.settings import SettingKeywords, Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +41,9 @@ def parse(
         return {name: rest.pop(name) for name in names}
 
     options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
-    return Settings.of(settings, rest), Inputs.of(log, **given, **inputs), options
+    check.instance("log", log, Dataset)
+    chosen = Settings.of(settings, rest)
+    return chosen, Inputs.of(pose(log, *chosen.asked), **given, **inputs), options
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> None:

@@ -46,6 +46,7 @@ from dpdl.files.atomic import FileLock, lock, naming_the_target, refuse, remove_
 from dpdl.learner.defaults import plan
 from dpdl.learner.layout import PLAN, Inputs, Layout
 from dpdl.learner.run import Run
+from dpdl.question import pose
 from dpdl.result import Result
 from dpdl.settings import Resolved, Settings
 from dpdl.stopping import Status
@@ -95,10 +96,10 @@ def load(path: Path, log: Dataset, settings: Settings | None = None, like: Layou
     if header["fingerprint"] != log.fingerprint:
         raise _unusable(path, "it belongs to another log: the fingerprints differ")
     if settings is not None:
-        _compare(path, header["settings"], settings.stated.to_dict())
+        _compare(path, header["settings"], json.loads(settings.to_json()))
     layout = like or _layout(header, arrays, log)
     _compare(path, header, _origin(layout))
-    sampler = layout.sampler(generator_from_json(header["generator"]))
+    sampler, log = layout.sampler(generator_from_json(header["generator"])), layout.log
     blank = np.zeros(len(layout.coordinates.c)), np.zeros(log.n_states), np.zeros(log.n_utilities)
     run = Run(layout, _core.LazyCore(layout, sampler, *blank))
     run.core.restore({name: arrays[name] for name in run.core.state()})
@@ -173,7 +174,7 @@ def _origin(layout: Layout) -> dict[str, Any]:
     return {
         "arithmetic": ARITHMETIC,
         "fingerprint": layout.log.fingerprint,
-        "settings": settings.stated.to_dict(),
+        "settings": json.loads(settings.to_json()),
         "found": {name: getattr(settings, name) for name in _FOUND},
         "n_reference": inputs.n_reference,
         "known": list(inputs.known),
@@ -189,6 +190,7 @@ def _origin(layout: Layout) -> dict[str, Any]:
 def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
     """The layout of a stored run; the plan is made again, it is as good as it was."""
     stated = Settings(**header["settings"])
+    log = pose(log, *stated.asked)
     settings: Resolved = replace(stated, **header["found"]).resolve(
         log.n_states, log.n_actions, log.n_utilities, stated
     )

@@ -28,6 +28,7 @@ from dpdl.learner import defaults
 from dpdl.learner.bins import Bins
 from dpdl.models.solution import Solution
 from dpdl.premises import Facts
+from dpdl.question import pose
 from dpdl.result import Point, SparseTable
 from dpdl.settings import ESTIMATE, IN_ORDER, Resolved, Settings
 
@@ -284,7 +285,7 @@ class Layout:
 
         What does not depend on the settings that differ is shared with those in `like`, of the same log and inputs.
         """
-        check.same_discount(log.units.gamma, settings.gamma)
+        log = pose(log, *settings.asked)
         stated, start, plan = settings.stated, inputs.start, None
         settings, name = stated, start if isinstance(start, str) else PAPER if start is None else _name(start)
         if inputs.strict:

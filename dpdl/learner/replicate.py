@@ -412,7 +412,8 @@ class _Runs:
                     executor.shutdown(wait=False, cancel_futures=True)
         if not results:
             raise KeyboardInterrupt
-        return {k: replace(results[k], log=self.log) for k in sorted(results)}  # a worker elsewhere sends no log
+        # A worker elsewhere sends no log.
+        return {k: replace(results[k], log=self.layouts[k].log) for k in sorted(results)}
 
     def _collect(
         self, futures: dict[cf.Future[Result], int], results: dict[int, Result], interrupts: Interrupts | None

@@ -60,7 +60,7 @@ class Run:
             initial=layout.inputs.initial,
             initial_estimated=layout.inputs.initial_estimated,
             notes=(*log.notes, *self.notes),
-            units=log.units,
+            question=log.question,
             labels=log.labels,
             log=log,
         )

@@ -23,6 +23,7 @@ not even on how often it visits a pair.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from dpdl.models import linear_programs as programs
 from dpdl.models.answers import slater
 from dpdl.models.cmdp import CMDP
 from dpdl.models.plug_in import plug_in
+from dpdl.question import pose
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def estimate_slater(
     log: Dataset,
     *,
     gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     psi: float | None = None,
@@ -86,6 +90,8 @@ def estimate_slater(
         The log, at least two transitions. Its model is solved by linear programming: for up to some 10^4 pairs.
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     rho0, initial_states : optional
         Distribution of the initial state, or a log of initial states; one of the two.
     psi : float, optional
@@ -107,6 +113,7 @@ def estimate_slater(
     >>> round(found.estimate, 3), 0.4 < found.lower < 0.5 < found.upper < 0.6
     (0.5, True)
     """
+    log = pose(log, gamma, limits, limit_on)
     first, second, gamma, rho0 = _halves(log, gamma, rho0, initial_states)
     if psi is not None:
         psi = check.real("psi", psi, at_least=1)
@@ -138,8 +145,6 @@ def _halves(dataset: Any, gamma: float, rho0: Any, initial_states: Any) -> tuple
         raise ValueError("the data set has no utilities, so Slater's condition says nothing about it")
     if len(dataset) < 2:
         raise ValueError("the data set has one transition; at least two are needed")
-    gamma = check.real("gamma", gamma, above=0, below=1)
-    check.same_discount(dataset.units.gamma, gamma)
     initial = dataset.initial(rho0, initial_states)
     middle = len(dataset) // 2
     ends = dataset[:middle], dataset[middle:]

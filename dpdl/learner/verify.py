@@ -97,6 +97,8 @@ def verify(
     """
     check.instance("result", result, Result)
     check.instance("log", log, Dataset)
+    if result.question is not None and log.question is None:
+        log = result.question.pose(log)
     settings, reference = result.settings, result.reference
     sizes = (log.n_states, log.n_actions, log.n_utilities)
     if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
-from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified, highs, restricted
+from dpdl.models import certified, highs
 from dpdl.models import linear_programs as programs
 from dpdl.models.model import Model
 from dpdl.models.occupancy import state_occupancy
@@ -20,8 +19,8 @@ from dpdl.models.solution import Evaluation, Solution
 
 #: From this many pairs on, the planner is taken by default: there it is quicker than the linear program.
 PLANNER_PAIRS = 2000
-#: The relative gap to which plans inside D(psi) are made.
-_NEAR_GAP = 1e-3
+#: Up to this many pairs scipy's HiGHS is quick. It is with 10,000 on problems that mix fast, and takes 40 s on others.
+LP_PAIRS = 5000
 #: The accuracy of a value without which there is no answer.
 _SHOWN = 1e-6
 
@@ -87,12 +86,11 @@ def solve(
     mu : array_like, shape (S, A), optional
         The data distribution.
     method : {"auto", "planner", "lp"}
-        "lp": one linear program over occupancies. "planner": `plan`, which knows no `psi`. "auto" takes what measures
-        quicker: the linear program up to 2,000 pairs, then the planner, and with `psi` the linear program up to 5,000
-        pairs, then `dpdl.models.restricted`. It tries the linear program as well if the planner's answer is inaccurate,
-        up to 5,000 pairs.
+        "lp": one linear program over occupancies, which takes minutes beyond some 5,000 pairs. "planner": `plan`, which
+        knows no `psi`. "auto" takes what measures quicker: the linear program with `psi` and up to 2,000 pairs, the
+        planner otherwise. Up to 5,000 pairs it tries the linear program as well if the planner's answer is inaccurate.
     tol : float
-        Relative gap that methods for many pairs may leave; they are then quicker. With `psi` at least 1e-3.
+        Relative gap that the planner may leave; it is then quicker.
     time_limit : float, optional
         Seconds, after which the status is "limit". The planner then returns the best policy so far, with bounds; a
         linear program has nothing to return.
@@ -118,23 +116,21 @@ def solve(
     >>> solve(one_state, kappa=2.5).status
     'infeasible'
     """
-    threshold = (1 - cmdp.gamma) * check.real("kappa", kappa)
+    kappa = check.real("kappa", kappa)
     method = check.choice("method", method, ("auto", "planner", "lp"))
     tol = check.real("tol", tol, at_least=0)
     seconds, progress = check.seconds("time_limit", time_limit), check.optional_flag("progress", progress)
-    deadline, planned = time.monotonic() + seconds, None
-    if method == "planner" and not (psi is None and mu is None):
+    deadline, planned, bounded = time.monotonic() + seconds, None, psi is not None or mu is not None
+    if method == "planner" and bounded:
         raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
-    if method == "planner" or (method == "auto" and psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS):
-        planned = plan(cmdp, kappa, tol, time_limit=seconds, progress=progress, interruptible=True)
-        if method == "planner" or planned.status != "inaccurate" or cmdp.r.size > restricted.LP_PAIRS:
+    model, reward_size, sizes = cmdp.normalised()
+    if method == "planner" or (method == "auto" and not bounded and cmdp.r.size >= PLANNER_PAIRS):
+        planned = plan(model, kappa / sizes, tol, time_limit=seconds, progress=progress, interruptible=True)
+        planned = _restored(planned, reward_size, sizes)
+        if method == "planner" or planned.status != "inaccurate" or cmdp.r.size > LP_PAIRS:
             return planned
-    if method == "auto" and psi is not None and mu is not None and cmdp.r.size > restricted.LP_PAIRS:
-        near = restricted.plan(cmdp, psi, mu, kappa, tol=max(tol, _NEAR_GAP), time_limit=seconds, progress=progress)
-        policy = policies.from_occupancy(near.q.reshape(cmdp.r.shape)) if np.isfinite(near.excess) else None
-        return _solution(cmdp, near.status, policy, near.bounds, near.V, near.lam)
-    closed, shape = cmdp.closed(), (cmdp.n_states, cmdp.n_actions)
-    program = programs.largest_reward(closed, threshold, _caps(closed, psi, mu, shape))
+    closed = model.closed()
+    program = programs.largest_reward(closed, (1 - cmdp.gamma) * kappa / sizes, _caps(closed, psi, mu, cmdp.r.shape))
     try:
         with highs.time_limit(deadline - time.monotonic()):
             answer = certified.solve(program)
@@ -143,37 +139,59 @@ def solve(
             return planned if isinstance(stop, TimeoutError) else replace(planned, status="interrupted")
         if isinstance(stop, KeyboardInterrupt):
             raise
-        unknown = np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan)
-        return _solution(cmdp, "limit", None, (-np.inf, np.inf), *unknown)
+        return _without_policy(model, "limit", np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan))
     if isinstance(answer, certified.Bound):
         proof = certified.multipliers(program, answer, infeasible=True)
-        return _solution(cmdp, "infeasible", None, (-np.inf, -np.inf), *proof)
-    status, policy = "optimal" if answer.certain else "inaccurate", answer.policy[: cmdp.n_states]
-    unit = 1 - cmdp.gamma
-    bounds = answer.value / unit if answer.feasible else -np.inf, answer.bound / unit
-    found = _solution(cmdp, status, policy, bounds, *certified.multipliers(program, answer.proof))
-    return found if planned is None or found.gap <= planned.gap else planned
+        return _restored(_without_policy(model, "infeasible", *proof), reward_size, sizes)
+    policy, (V, lam) = answer.policy[: cmdp.n_states], certified.multipliers(program, answer.proof)
+    value, unit = evaluate(model, policy), 1 - cmdp.gamma
+    solution = Solution(
+        status="optimal" if answer.certain else "inaccurate",
+        reward=value.reward,
+        utilities=value.utilities,
+        occupancy=value.occupancy,
+        policy=policy,
+        lower=float(answer.value / unit) if answer.feasible else -np.inf,
+        upper=float(answer.bound / unit),
+        lam=lam,
+        V=V,
+    )
+    solution = _restored(solution, reward_size, sizes)
+    return solution if planned is None or solution.gap <= planned.gap else planned
 
 
-def _solution(
-    cmdp: Model, status: str, policy: Array | None, bounds: tuple[float, float], V: Array, lam: Array
-) -> Solution:
-    """Return the figures of a policy; NaN without one."""
-    lower, upper = map(float, bounds) if status != "infeasible" else (np.nan, np.nan)
-    if policy is None:
-        nothing = np.full(cmdp.r.shape, np.nan)
-        utilities = np.full(cmdp.n_utilities, np.nan)
-        return Solution(status, np.nan, utilities, nothing, nothing.copy(), lower, upper, lam, V)
-    value = evaluate(cmdp, policy)
-    return Solution(status, value.reward, value.utilities, value.occupancy, policy, lower, upper, lam, V)
+def _without_policy(model: Model, status: str, V: Array, lam: Array) -> Solution:
+    nothing, utilities = np.full(model.r.shape, np.nan), np.full(model.n_utilities, np.nan)
+    lower, upper = (np.nan, np.nan) if status == "infeasible" else (-np.inf, np.inf)
+    return Solution(status, np.nan, utilities, nothing, nothing.copy(), lower, upper, lam, V)
+
+
+def _restored(solution: Solution, reward: float, utilities: Array) -> Solution:
+    """The solution of `Model.normalised`, which was divided by these sizes, as that of the model itself."""
+    lam = solution.lam / utilities
+    size = reward
+    if solution.status == "infeasible":  # a proof by the utilities alone, whose weights keep their sum
+        size = float(solution.lam.sum() / lam.sum()) if lam.any() else 1.0
+    least, most = (utilities.min(), utilities.max()) if len(utilities) else (1.0, 1.0)
+    lower, upper = solution.slater
+    return replace(
+        solution,
+        reward=reward * solution.reward,
+        utilities=utilities * solution.utilities,
+        lower=reward * solution.lower,
+        upper=reward * solution.upper,
+        lam=size * lam,
+        V=size * solution.V,
+        slater=(lower * (least if lower > 0 else most), upper * (most if upper > 0 else least)),
+    )
 
 
 def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -> float:
     """Return the largest constant for which Slater's condition holds: (1-gamma) max over policies of min_i J^u_i.
 
     Negative if no policy is safe. With `psi` and `mu`, over the policies in Pi(psi), and -inf if there is
-    none. To 1e-9, as a rule; ``RuntimeError`` if not even 1e-6 can be shown, which may happen where `solve` says
-    "inaccurate".
+    none. To 1e-9 of the largest utility, as a rule; ``RuntimeError`` if not even 1e-6 can be shown, which may happen
+    where `solve` says "inaccurate".
 
     Examples
     --------
@@ -184,13 +202,15 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
     """
     if cmdp.n_utilities == 0:
         raise ValueError("cmdp has no utilities, so Slater's condition says nothing about it")
+    model, _, sizes = cmdp.normalised(alike=True)
+    size = float(sizes[0])
     if psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS:
-        lower, upper = slater_bounds(cmdp)
+        lower, upper = slater_bounds(model)
         if upper - lower <= _SHOWN:
-            return lower
-    closed = cmdp.closed()
+            return size * lower
+    closed = model.closed()
     answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
-    return -np.inf if isinstance(answer, certified.Bound) else _shown(answer, "the Slater constant") - 1
+    return -np.inf if isinstance(answer, certified.Bound) else size * (_shown(answer, "the Slater constant") - 1)
 
 
 def concentrability(cmdp: Model, mu: ArrayLike) -> float:
@@ -205,9 +225,10 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
 
     Notes
     -----
-    Optimal means: within 1e-9/(1-gamma) of the best reward. An action that costs less than that counts as a
-    tie; otherwise C* is low by a relative error of about 1e-9 over the loss that straying from the optimum
-    causes. ``RuntimeError`` if it cannot be shown to 1e-3, which may happen where `solve` says "inaccurate".
+    Optimal means: within 1e-9/(1-gamma) of the best reward, in units of the largest reward of a step. An action that
+    costs less than that counts as a tie; otherwise C* is low by a relative error of about 1e-9 over the loss that
+    straying from the optimum causes. ``RuntimeError`` if it cannot be shown to 1e-3, which may happen where `solve`
+    says "inaccurate".
 
     Examples
     --------
@@ -219,7 +240,7 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     inf
     """
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
-    closed = cmdp.closed()
+    closed = cmdp.normalised()[0].closed()
     best = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
     if isinstance(best, certified.Bound):
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")

@@ -5,12 +5,13 @@ probabilities, the occupancy of the policy that it induces can be very different
 own occupancy (`dpdl.models.occupancy`), the value and the constraint excess of that, and an upper bound of the value of
 any occupancy: it is certain if the value is within the tolerance of the bound.
 
-If HiGHS's answer is not certain, the program is solved over mixtures of policies by column generation (Dantzig and
-Wolfe 1960). A small program mixes the occupancies found so far; its multipliers price the pairs; the policy that is
-best at these prices is added, and gives a bound. It is found by policy iteration, for which the advantage of an action
-in s needs differences V(s') - V(s). Such a difference is the gain, in excess of the mean gain from s, on the way from
-s' back to s: a system without s, whose solution is accurate even where V itself is of order 1/(1-gamma). The systems of
-all s are solved at once.
+If HiGHS's answer is not certain, it is refined (`dpdl.models.linear_programs.refined`), which leaves nothing that
+depends on HiGHS's tolerance or on the processor. What is still not certain is ill-conditioned by itself, and solved
+over mixtures of policies by column generation (Dantzig and Wolfe 1960). A small program mixes the occupancies found so
+far; its multipliers price the pairs; the policy that is best at these prices is added, and gives a bound. It is found
+by policy iteration, for which the advantage of an action in s needs differences V(s') - V(s). Such a difference is the
+gain, in excess of the mean gain from s, on the way from s' back to s: a system without s, whose solution is accurate
+even where V itself is of order 1/(1-gamma). The systems of all s are solved at once.
 """
 
 from __future__ import annotations
@@ -74,12 +75,13 @@ def solve(program: Program) -> Answer | Bound:
 
     The proof is a negative bound of `dpdl.models.linear_programs.least_excess`.
     """
-    answer = _by_highs(program)
-    if answer.certain:
-        return answer
+    for solver in (programs.optimum, programs.refined):
+        answer = _by_highs(program, solver)
+        if answer.certain:
+            return answer
     small = program.cmdp.n_states <= MIXTURE_STATES
     feasibility = programs.least_excess(program)
-    nearest = _by_highs(feasibility)
+    nearest = _by_highs(feasibility, programs.refined)
     if small and nearest.bound > max(-TOLERANCE, nearest.value + TOLERANCE / 100):
         nearest = _by_mixtures(feasibility, [nearest])
     if nearest.bound < -TOLERANCE:
@@ -115,11 +117,11 @@ def multipliers(program: Program, found: Bound, *, infeasible: bool = False) -> 
     return program.centred(V, w)[: model.n_states - model.has_end], w[: model.n_utilities]
 
 
-def _by_highs(program: Program) -> Answer:
+def _by_highs(program: Program, solver: programs.Solver) -> Answer:
     """Judge what HiGHS proposes, given a little room if it finds no optimum without; the uniform policy if neither."""
     shape = program.cmdp.r.shape
     for attempt in (program, program.relaxed(TOLERANCE / 2)):
-        found = programs.propose(attempt)
+        found = programs.propose(attempt, solver)
         if found is not None:
             policy = policies.from_occupancy(found.q.reshape(shape))
             return judged(program, policy, bound_of(program, found))

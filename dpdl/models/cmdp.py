@@ -8,6 +8,7 @@ sparse matrix with one row per pair (s, a), at row s A + a. The mathematics of t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +20,10 @@ from dpdl import _core
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.units import CostLimits, Units
 from dpdl.environments.table import Cost, Table, initial_distribution
 from dpdl.models import answers
 from dpdl.models.model import Model
+from dpdl.question import Question, check_limits
 
 
 class CMDP(Model):
@@ -56,8 +57,8 @@ class CMDP(Model):
     (5.0, 10.0)
     """
 
-    #: Converts rewards and utilities to the user's units (`from_gymnasium`); None if they are as they were given.
-    units: Units | None = None
+    #: Converts rewards and utilities to the caller's units (`from_gymnasium`); None if they are as they were given.
+    question: Question | None = None
 
     @classmethod
     def from_gymnasium(
@@ -67,14 +68,14 @@ class CMDP(Model):
         gamma: float,
         cost: Cost | None = None,
         limits: ArrayLike | None = None,
-        normalised: bool | None = None,
+        limit_on: str | None = None,
         rho0: ArrayLike | None = None,
     ) -> CMDP:
         """Make the model of a toy-text environment of Gymnasium from its transition table, ``env.unwrapped.P``.
 
         Outcomes that end the episode are ends, other outcomes of a pair with the same next state are added up, and time
         limits and other wrappers do not count. Expected rewards are divided by the largest, and costs are written as
-        utilities as by `Dataset.from_costs`; `units` converts back.
+        utilities as by `dpdl.question`; `question` converts back.
 
         Parameters
         ----------
@@ -84,22 +85,24 @@ class CMDP(Model):
             Discount, in (0, 1).
         cost : callable, optional
             The cost of an outcome, ``cost(s, a, s_next, reward, terminated)``: a number, or an array of several.
-        limits, normalised
-            Needed with a cost, and meant as for `Dataset.from_costs`.
+        limits : float or sequence of float
+            Needed with a cost: upper limits, one for each.
+        limit_on : {"total", "average"}
+            Whether they bound discounted totals, or discounted averages a step.
         rho0 : array_like, shape (S,), optional
             Distribution of the first state; by default that of the environment.
 
         Examples
         --------
         >>> import gymnasium
-        >>> lake = CMDP.from_gymnasium(gymnasium.make("FrozenLake-v1"), gamma=0.99, limits=0.1, normalised=False,
+        >>> lake = CMDP.from_gymnasium(gymnasium.make("FrozenLake-v1"), gamma=0.99, limits=0.1, limit_on="total",
         ...                            cost=lambda s, a, s_next, reward, terminated: terminated and reward == 0)
         >>> best = lake.solve()
-        >>> round(lake.units.reward(best.reward), 4), lake.units.costs(best.utilities).round(4).tolist()
+        >>> round(lake.question.reward(best.reward), 4), lake.question.costs(best.utilities).round(4).tolist()
         (0.4591, [0.1])
         """
-        if (cost is None) != (limits is None) or (cost is None) != (normalised is None):
-            raise TypeError("cost, limits and normalised go together: give all three or none")
+        if (cost is None) != (limits is None) or (cost is None) != (limit_on is None):
+            raise TypeError("cost, limits and limit_on go together: give all three or none")
         table = Table.of(env, cost)
         S, A = table.n_states, table.n_actions
         rho0 = initial_distribution(env) if rho0 is None else rho0
@@ -113,29 +116,31 @@ class CMDP(Model):
         r = (table.p * table.reward).sum(axis=1)
         reward_scale = float(abs(r).max()) or 1.0
         n_costs = table.costs.shape[2]
-        units, u = Units(reward_scale, ()), np.empty((0, S * A))
-        if limits is not None and normalised is not None:
-            rule = CostLimits.of(limits, gamma, normalised, n_costs)
-            slack = rule.slack(table.costs.reshape(-1, n_costs), table.terminated.ravel())
-            u = np.einsum("pk,pki->ip", table.p, slack.reshape(table.costs.shape))
-            units = rule.units(reward_scale, abs(u).max(axis=1))
-        u = u / np.array(units.utility_scale)[:, None]
+        bounds = check.numbers_array("limits", np.atleast_1d([] if limits is None else limits), shape=(n_costs,))
+        chosen, limit_on = check_limits({f"cost {i}": one for i, one in enumerate(bounds.tolist())}, limit_on)
+        gamma = check.real("gamma", gamma, above=0, below=1)
+        names, columns = tuple(chosen), tuple(range(n_costs))
+        unscaled = Question(gamma, names, tuple(chosen.values()), limit_on, columns, reward_scale, (1.0,) * n_costs)
+        slack = unscaled.utilities_of(table.costs.reshape(-1, n_costs), table.terminated.ravel())
+        u = np.einsum("pk,pki->ip", table.p, slack.reshape(table.costs.shape))
+        scales = np.where(u.any(axis=1), abs(u).max(axis=1, initial=0.0), 1.0)
+        question, u = replace(unscaled, scales=tuple(scales.tolist())), u / scales[:, None]
         shape = (S, A)
         model = cls(
             P, (r / reward_scale).reshape(shape), u.reshape(-1, *shape), gamma, rho0,
             ends.reshape(shape) if ends.any() else None,
         )  # fmt: skip
-        object.__setattr__(model, "units", units)
+        object.__setattr__(model, "question", question)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"units": self.units}
+        return super().__getstate__() | {"question": self.question}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if state["units"] is not None:
-            check.instance("units", state["units"], Units)
-            object.__setattr__(self, "units", state["units"])
+        if state["question"] is not None:
+            check.instance("question", state["question"], Question)
+            object.__setattr__(self, "question", state["question"])
 
     evaluate, solve = answers.evaluate, answers.solve
     slater, concentrability = answers.slater, answers.concentrability
@@ -150,8 +155,9 @@ class CMDP(Model):
         0
         """
         model = CMDP(self.P, self.r, self.u[:0], self.gamma, self.rho0, self.ends)
-        if self.units is not None:
-            object.__setattr__(model, "units", Units(self.units.reward_scale, ()))
+        if self.question is not None:
+            free = replace(self.question, names=(), limits=(), limit_on=None, columns=(), scales=())
+            object.__setattr__(model, "question", free)
         return model
 
     def sample(self, n: int, mu: ArrayLike, rng: Any = None) -> Dataset:
@@ -265,10 +271,7 @@ class CMDP(Model):
 
     def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
         sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
-        log = Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
-        if self.units is not None:
-            log.__dict__.update(units=self.units)
-        return log
+        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
 
 
 def _cumulative(probabilities: Array) -> Array:

@@ -16,6 +16,7 @@ Where episodes end, the same is done with gamma = 1: figures per episode, if eve
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -31,11 +32,11 @@ from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.units import Units
 from dpdl.models.cmdp import CMDP
 from dpdl.models.linear_programs import fill
 from dpdl.models.plug_in import plug_in
 from dpdl.models.solving import Kernel
+from dpdl.question import AVERAGE, Question, pose
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
@@ -223,6 +224,8 @@ def judge(
     dataset: Dataset,
     *,
     gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
 ) -> Judgement:
@@ -236,6 +239,8 @@ def judge(
         The log.
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
 
@@ -248,13 +253,13 @@ def judge(
     --------
     >>> rng = np.random.default_rng(0)
     >>> a = rng.integers(0, 2, 1000)
-    >>> log = Dataset.from_costs(0 * a, a, 0 * a, a, a + rng.random(1000), 1.2, gamma=0.5, normalised=True,
-    ...                          n_states=1, n_actions=2)
-    >>> judge([[0.5, 0.5]], log, gamma=0.5, rho0=[1.0])
+    >>> log = Dataset(0 * a, a, 0 * a, a, costs={"wear": a + rng.random(1000)}, n_states=1, n_actions=2)
+    >>> judge([[0.5, 0.5]], log, gamma=0.5, limits={"wear": 1.2}, limit_on="average", rho0=[1.0])
     estimate from the log  discounted  std. error          limit
     reward                          1           0
-    cost 0                     0.9987      0.0092  <= 1.2 a step  kept
+    wear                       0.9987      0.0092  <= 1.2 a step  kept
     """
+    dataset = pose(dataset, gamma, limits, limit_on)
     model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
     given = rho0 is not None or initial_states is not None
     return Judge(dataset, model, not given).of(check.policy_array("policy", policy, *model.r.shape))
@@ -276,6 +281,15 @@ class Judge:
     model: CMDP
     estimated_start: bool
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", pose(self.dataset, self.model.gamma))
+
+    @property
+    def question(self) -> Question:
+        """What the log was posed under."""
+        assert self.dataset.question is not None
+        return self.dataset.question
+
     @cached_property
     def counts(self) -> Array:
         """Visits of each pair, (S A,)."""
@@ -293,28 +307,27 @@ class Judge:
 
     def of(self, policy: Array, dual: Dual | None = None) -> Judgement:
         """Estimate reward and constraints of a policy, and with the duals of a run how good it is."""
-        model, units = self.model, self.dataset.units
+        model, question = self.model, self.question
         values, V, occupancy, bound = self.standing(policy, dual)
         errors = self._errors(occupancy, V, model.gamma)
-        names = constraint_names(units, model.n_utilities)
         episodes = self.per_episode(policy)
         value, error = (
-            _rounded(units.reward(one), units.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
+            _rounded(question.reward(one), question.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
         )
         reward = Figure("reward", value, error).with_episode(episodes, 0)
         normaliser, tolerance = 1 - model.gamma, tolerances(self.dataset, model)
         found = []
-        for i, name in enumerate(names):
-            scale = units.utility_scale[i]
+        for i, name in enumerate(question.names):
+            scale = question.scales[i]
             kept = bool(normaliser * values[1 + i] >= -tolerance[i])
-            shrink = scale * (normaliser if units.normalised else 1.0)
+            shrink = scale * (normaliser if question.limit_on == AVERAGE else 1.0)
             value, error, limit = shrink * values[1 + i], shrink * errors[1 + i], 0.0
-            if units.limits is not None:
-                limit = units.limits[i]
+            if question.limits is not None:
+                limit = question.limits[i]
                 value = limit - value
             value, error = (_rounded(one, shrink / normaliser) for one in (value, error))
-            figure = Figure(name, value, error, limit, units.limits is not None, kept)
-            found.append(replace(figure, is_average=units.normalised).with_episode(episodes, 1 + i))
+            figure = Figure(name, value, error, limit, question.limits is not None, kept)
+            found.append(replace(figure, is_average=question.limit_on == AVERAGE).with_episode(episodes, 1 + i))
         return Judgement(
             reward=reward,
             constraints=tuple(found),
@@ -322,7 +335,7 @@ class Judge:
             gamma=model.gamma,
             n_transitions=len(self.dataset),
             flow_residual=None if dual is None else self._flow_residual(dual.mass),
-            bound=None if bound is None else units.reward(bound),
+            bound=None if bound is None else question.reward(bound),
             occupancy=occupancy.reshape(policy.shape),
         )
 
@@ -370,18 +383,17 @@ class Judge:
 
     def per_episode(self, policy: Array) -> tuple[Array, Array] | None:
         """Expected totals of an episode and their standard errors, in the caller's units; None if some never end."""
-        model, units = self.model, self.dataset.units
+        model, question = self.model, self.question
         if model.ends is None:
             return None
         chain = Chain(model, policy, 1.0)
         if not chain.always_ends:
             return None
-        scale = np.append(units.reward_scale, units.utility_scale)[:, None]
+        scale = np.append(question.reward_scale, question.scales)[:, None]
         gains = scale * np.concatenate([model.r[None], model.u]).reshape(len(scale), -1)
-        rule = units.cost_limits()
-        if rule is not None:  # utilities back to costs; an end carries the limit of what would have followed
+        if question.limits is not None:  # utilities back to costs; an end carries the limit of what would have followed
             share = model.ends.ravel()
-            slack = np.outer(rule.rate, 1 - share) + np.outer(rule.total, share)
+            slack = np.outer(question.rate, 1 - share) + np.outer(question.total, share)
             gains[1:] = np.where(abs(slack - gains[1:]) > ROUNDING * abs(slack), slack - gains[1:], 0.0)
         occupancy = chain.occupancy()
         return gains @ occupancy, self._errors(occupancy, chain.values(gains), 1.0, in_units=True)
@@ -391,7 +403,7 @@ class Judge:
         data, size = self.dataset, len(self.dataset.table)
         n = data.table_counts.astype(np.float64)
         weight = np.divide(occupancy[data.table] ** 2, n, where=n > 0, out=np.zeros(size))
-        found, scale, rule = np.zeros(len(values)), data.units, data.units.cost_limits()
+        found, question = np.zeros(len(values)), self.question
         for k, V in enumerate(values):
             after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
             total, square, first = np.zeros(size), np.zeros(size), 0
@@ -403,10 +415,10 @@ class Judge:
                     rows = data.spreads[first : first + len(part)]
                     spread = rows["r"] if k == 0 else rows["u"][:, k - 1]
                 if in_units:
-                    factor = scale.reward_scale if k == 0 else scale.utility_scale[k - 1]
+                    factor = question.reward_scale if k == 0 else question.scales[k - 1]
                     y, spread = factor * y, factor**2 * spread
-                    if rule is not None and k > 0:
-                        y = np.where(part["s_next"] < 0, rule.total[k - 1], rule.rate[k - 1]) - y
+                    if question.limits is not None and k > 0:
+                        y = np.where(part["s_next"] < 0, question.total[k - 1], question.rate[k - 1]) - y
                 y = y + gamma * (after[part["s_next"]] - centre)
                 origin = float(y[0]) if first == 0 else origin
                 y = y - origin  # for the sake of the variance: a limit may be far larger than the costs
@@ -436,17 +448,11 @@ def tolerances(dataset: Dataset, model: CMDP) -> Array:
     """
     found = TOLERANCE * abs(model.u).reshape(model.n_utilities, model.r.size)[:, dataset.pairs] @ dataset.pair_counts
     found = found / len(dataset)
-    rule = dataset.units.cost_limits()
-    if rule is not None:
-        share = SHARE_OF_LIMIT * abs(rule.rate) / np.array(dataset.units.utility_scale)
-        found = np.where(rule.limits != 0, np.minimum(found, share), found)
-    return found
-
-
-def constraint_names(units: Units, n: int) -> tuple[str, ...]:
-    """Names of the constraints: those of the caller, or numbered."""
-    kind = "utility" if units.limits is None else "cost"
-    return units.names or tuple(f"{kind} {i}" for i in range(n))
+    question = dataset.question
+    if question is not None and question.limits is not None:
+        share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
+        found = np.where(question.rate != 0, np.minimum(found, share), found)
+    return np.maximum(found, ROUNDING)
 
 
 class Chain:

@@ -18,7 +18,7 @@ the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ TOLERANCE = 1e-9
 SMALLEST_CAP = 1e-9
 #: With more flow rows than this the interior-point method (with crossover) is quicker than the simplex method.
 _SIMPLEX_ROWS = 500
+#: How often a solution is refined, and by how much residuals are magnified for that.
+_REFINEMENTS, _MAGNIFICATION = 2, 2.0**24
 OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
@@ -210,22 +212,25 @@ class Proposal(NamedTuple):
 
 
 def propose(program: Program, solver: Solver | None = None) -> Proposal | None:
-    """Solve by `optimum`, or by another solver with the same arguments; None if it finds no optimum."""
+    """Solve by `optimum`, or by another solver such as `refined`; None if it finds no optimum."""
     cmdp, caps = program.cmdp, program.caps
     pairs = np.flatnonzero(caps)
     scale = np.minimum(1, caps[pairs])
     balance = _Balance.of(cmdp, pairs, scale)
     G, size = _equilibrated(sp.hstack([program.rows[:, pairs] * scale[None], program.rows_t[:, None]]))
-    found = (solver or optimum)(
-        -np.append(program.gain[pairs] * scale, program.gain_t),
-        equal=(sp.hstack([balance.E, sp.csc_array((cmdp.n_states, 1))]), balance.b),
-        at_most=([G], [program.limits / size]),
+    standard = Standard(
+        cost=-np.append(program.gain[pairs] * scale, program.gain_t),
+        E=sp.csr_array(sp.hstack([balance.E, sp.csc_array((cmdp.n_states, 1))])),
+        b=balance.b,
+        G=G,
+        h=program.limits / size,
         upper=np.append(np.where(caps[pairs] < 1, 1.0, np.inf), program.most),
     )
-    if found is None:
+    solution = (solver or optimum)(standard)
+    if solution is None:
         return None
-    q = _occupancy(found.y[:-1], pairs, scale, caps)
-    return Proposal(q, balance.values(found.V), np.maximum(found.w, 0) / size)
+    q = _occupancy(solution.y[:-1], pairs, scale, caps)
+    return Proposal(q, balance.values(solution.V), np.maximum(solution.w, 0) / size)
 
 
 class Margin(NamedTuple):
@@ -247,17 +252,21 @@ def penalised_margin(cmdp: Model, caps: Array, radius: float) -> Margin:
     balance, slack = _Balance.of(cmdp, pairs, scale), sp.eye_array(n)
     penalty = radius * np.append(balance.size, 1 - cmdp.gamma)
     rows = sp.hstack([program.rows[:, pairs] * scale[None], sp.csc_array((len(program.limits), 2 * n))])
-    found = optimum(
-        np.concatenate([np.zeros(len(pairs)), penalty, penalty, [-1.0]]),
-        equal=(sp.hstack([balance.E, slack, -slack, sp.csc_array((n, 1))]), balance.b),
-        at_most=([sp.hstack([rows, program.rows_t[:, None]])], [program.limits]),
-        upper=np.concatenate([np.where(caps[pairs] < 1, 1.0, np.inf), np.full(2 * n + 1, np.inf)]),
+    solution = optimum(
+        Standard(
+            cost=np.concatenate([np.zeros(len(pairs)), penalty, penalty, [-1.0]]),
+            E=sp.csr_array(sp.hstack([balance.E, slack, -slack, sp.csc_array((n, 1))])),
+            b=balance.b,
+            G=sp.csr_array(sp.hstack([rows, program.rows_t[:, None]])),
+            h=program.limits,
+            upper=np.concatenate([np.where(caps[pairs] < 1, 1.0, np.inf), np.full(2 * n + 1, np.inf)]),
+        )
     )
-    if found is None:
+    if solution is None:
         raise RuntimeError("HiGHS could not solve the linear program of the penalised margin, which has a solution")
-    weights = np.maximum(found.w[: cmdp.n_utilities], 0)
-    q = _occupancy(found.y[: len(pairs)], pairs, scale, caps)
-    return Margin(q, balance.values(found.V), weights / weights.sum())
+    weights = np.maximum(solution.w[: cmdp.n_utilities], 0)
+    q = _occupancy(solution.y[: len(pairs)], pairs, scale, caps)
+    return Margin(q, balance.values(solution.V), weights / weights.sum())
 
 
 def flow_matrix(cmdp: Model) -> sp.csc_array:
@@ -312,6 +321,17 @@ def _occupancy(y: Array, pairs: NDArray[np.intp], scale: Array, caps: Array) -> 
     return q
 
 
+class Standard(NamedTuple):
+    """Minimise cost.y over 0 <= y <= upper with E y = b and G y <= h."""
+
+    cost: Array
+    E: sp.csr_array
+    b: Array
+    G: sp.csr_array
+    h: Array
+    upper: Array
+
+
 class Optimum(NamedTuple):
     """A solution of a linear program: its unknowns, and the multipliers of its equations and of its inequalities."""
 
@@ -320,25 +340,21 @@ class Optimum(NamedTuple):
     w: Array
 
 
-#: A function with the arguments and the result of `optimum`.
-Solver = Callable[..., Optimum | None]
+#: A function with the argument and the result of `optimum`.
+Solver = Callable[[Standard], Optimum | None]
 
 
-def optimum(
-    cost: Array, *, equal: tuple[Any, Array], at_most: tuple[Sequence[Any], Sequence[Any]], upper: Array
-) -> Optimum | None:
-    """Minimise cost.y over 0 <= y <= upper, E y = b, G y <= h; None unless HiGHS reports an optimum.
+def optimum(program: Standard) -> Optimum | None:
+    """Solve a program to HiGHS's tolerance; None unless HiGHS reports an optimum.
 
-    `equal` is (E, b); `at_most` holds blocks of the rows of G and of h. The dual program comes first,
+    The dual program comes first,
 
         maximise b.V - h.w - upper.z   subject to   E'V - G'w - z <= cost,   w, z >= 0,
 
     and its multipliers are y: the simplex method then walks from value function to value function, as policy
     iteration does, and needs a fraction of the time. The primal program is there for when that fails.
     """
-    method = "highs-ds" if len(equal[1]) <= _SIMPLEX_ROWS else "highs-ipm"
-    E, b = sp.csc_array(equal[0]), equal[1]
-    G, h = sp.csc_array(sp.vstack([sp.csr_array(block) for block in at_most[0]])), np.concatenate(at_most[1])
+    cost, E, b, G, h, upper = program
     capped = np.flatnonzero(np.isfinite(upper))
     caps = sp.eye_array(len(cost), format="csc")[:, capped]
     signs = np.repeat([-np.inf, 0.0], [len(b), len(h) + len(capped)])
@@ -347,13 +363,53 @@ def optimum(
         A_ub=sp.csc_array(sp.hstack([E.T, -G.T, -caps])),
         b_ub=cost,
         bounds=np.column_stack([signs, np.full(len(signs), np.inf)]),
-        method=method,
+        method=_method(program),
         options=OPTIONS,
     )
     if dual.status == 0:
         return Optimum(np.maximum(-dual.ineqlin.marginals, 0), dual.x[: len(b)], dual.x[len(b) : len(b) + len(h)])
     bounds = np.column_stack([np.zeros(len(cost)), upper])
-    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=method, options=OPTIONS)
+    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=_method(program), options=OPTIONS)
     if primal.status != 0:
         return None
     return Optimum(np.asarray(primal.x), primal.eqlin.marginals, -primal.ineqlin.marginals)
+
+
+def refined(program: Standard) -> Optimum | None:
+    """Solve a program to rounding, by iterative refinement of `optimum`; None unless HiGHS reports an optimum.
+
+    With slacks for the inequalities the program is: minimise cost.y over A y = b, 0 <= y <= upper. A correction dy of y
+    and dp of its multipliers p solves a program of the same form,
+
+        minimise (cost - A'p).dy   over   A dy = b - A y,   -y <= dy <= upper - y.
+
+    HiGHS solves it in units of 1/`_MAGNIFICATION`, so that its tolerance is as much smaller in those of the program
+    (Gleixner, Steffy and Wolter 2016). What is left depends on neither HiGHS nor the processor.
+    """
+    solution = optimum(program)
+    if solution is None:
+        return None
+    n, slacks = len(program.cost), len(program.h)
+    A = sp.csr_array(sp.block_array([[program.E, None], [program.G, sp.eye_array(slacks)]])) if slacks else program.E
+    b = np.append(program.b, program.h)
+    cost, upper = np.append(program.cost, np.zeros(slacks)), np.append(program.upper, np.full(slacks, np.inf))
+    y = np.clip(solution.y, 0, program.upper)
+    y, p = np.append(y, np.maximum(program.h - program.G @ y, 0)), np.append(solution.V, -np.maximum(solution.w, 0))
+    for _ in range(_REFINEMENTS):
+        correction = linprog(
+            _MAGNIFICATION * (cost - A.T @ p),
+            A_eq=A,
+            b_eq=_MAGNIFICATION * (b - A @ y),
+            bounds=np.column_stack([-_MAGNIFICATION * y, _MAGNIFICATION * (upper - y)]),
+            method=_method(program),
+            options=OPTIONS,
+        )
+        if correction.status != 0:
+            break
+        y = np.clip(y + correction.x / _MAGNIFICATION, 0, upper)
+        p = p + correction.eqlin.marginals / _MAGNIFICATION
+    return Optimum(y[:n], p[: len(program.b)], -p[len(program.b) :])
+
+
+def _method(program: Standard) -> str:
+    return "highs-ds" if len(program.b) <= _SIMPLEX_ROWS else "highs-ipm"

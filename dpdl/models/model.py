@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -87,6 +88,18 @@ class Model:
         )
         return closed
 
+    def normalised(self, *, alike: bool = False) -> tuple[Model, float, Array]:
+        """The problem with max |r| and each max |u_i| in (1/2, 1], and the powers of two that they were divided by.
+
+        Division by a power of two is exact, so this is the same problem; tolerances are relative to its scale. If
+        `alike`, all utilities are divided by the same number.
+        """
+        reward, utilities = _size(self.r), np.array([_size(self.u if alike else utility) for utility in self.u])
+        scaled = type(self).__new__(type(self))
+        u = self.u / utilities[:, None, None]
+        scaled._fill(self.P, self.r / reward, u, self.gamma, self.rho0, self.ends)
+        return scaled, reward, utilities
+
     @property
     def P(self) -> sp.csr_array:
         """Transition probabilities, shape (S*A, S); each time a new object, so that nothing can be assigned to it."""
@@ -118,6 +131,13 @@ class Closed(Model):
     """A model whose last state is the end of episodes."""
 
     has_end = True
+
+
+def _size(values: Array) -> float:
+    """The least power of two that is not below max |values|; one if all are zero."""
+    largest = float(abs(values).max(initial=0.0))
+    fraction, exponent = math.frexp(largest)
+    return math.ldexp(1.0, exponent - (fraction == 0.5)) if largest > 0 else 1.0
 
 
 def _transitions(P: Any, ends: ArrayLike | None) -> tuple[sp.csr_array, Array | None, Array]:

@@ -20,6 +20,7 @@ action of the mixture's largest part.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,7 +66,7 @@ class Progress(NamedTuple):
 
 def plan(
     model: Model,
-    kappa: float = 0.0,
+    kappa: float | Array = 0.0,
     tol: float = 1e-3,
     *,
     allowed: ArrayLike | None = None,
@@ -81,8 +82,8 @@ def plan(
     Parameters
     ----------
     model : CMDP
-    kappa : float
-        Conservatism.
+    kappa : float or array, shape (I,)
+        Conservatism, the same for all utilities or one for each.
     tol : float
         Relative gap of the bounds of the reward at which to stop; a gap of 1e-9/(1-gamma) is enough in any case.
     allowed : array_like of bool, shape (S, A), optional
@@ -115,7 +116,8 @@ def plan(
     >>> plan(one_state, kappa=2.5).status
     'infeasible'
     """
-    kappa, tol = check.real("kappa", kappa), check.real("tol", tol, at_least=0)
+    kappa = check.numbers_array("kappa", np.broadcast_to(kappa, len(model.u)), shape=(len(model.u),))
+    tol = check.real("tol", tol, at_least=0)
     seconds = check.seconds("time_limit", time_limit)
     max_columns = check.whole("max_columns", max_columns, at_least=1)
     limits = _Limits(time.monotonic() + seconds, max_columns, callback, check.flag("interruptible", interruptible))
@@ -123,8 +125,8 @@ def plan(
         rows = check.numbers_array("at_most[0]", at_most[0], shape=(None, model.r.size))
         at_most = rows, check.numbers_array("at_most[1]", at_most[1], shape=(len(rows),))
     with StatusLine(check.optional_flag("progress", progress)) as line:
-        planner = _Planner(model, (1 - model.gamma) * kappa, tol, _mask(allowed, model.r.shape), limits, line, at_most)
-        return planner.plan()
+        choices = Rows.of(model, _mask(allowed, model.r.shape))
+        return _Planner(choices, (1 - model.gamma) * kappa, tol, limits, line, at_most).plan()
 
 
 def slater_bounds(
@@ -156,7 +158,8 @@ def slater_bounds(
     seconds = check.seconds("time_limit", time_limit)
     limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS)
     with StatusLine() as line:
-        return _Planner(model, 0.0, 0.0, _mask(allowed, model.r.shape), limits, line).slater(accuracy)
+        rows = Rows.of(model, _mask(allowed, model.r.shape))
+        return _Planner(rows, 0.0, 0.0, limits, line).slater(accuracy)
 
 
 class Planner:
@@ -164,43 +167,40 @@ class Planner:
 
     Parameters
     ----------
-    model, tol, allowed, time_limit
-        As for `plan`; the time limit is for all plans together.
+    rows : Rows
+    tol : float
+        As for `plan`.
+    deadline : float, optional
+        Time by `time.monotonic` at which plans end with what they have.
 
     Examples
     --------
     >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
-    >>> planner = Planner(one_state)
-    >>> [round(planner.plan([kappa]).reward, 6) for kappa in (0.0, 1.0)], round(planner.most_careful([0.0]).reward, 6)
-    ([1.0, 0.5], 0.0)
+    >>> planner = Planner(Rows.of(one_state))
+    >>> [round(planner.plan(np.array([kappa])).reward, 6) for kappa in (0.0, 1.0)]
+    [1.0, 0.5]
+    >>> round(planner.most_careful(np.array([0.0])).reward, 6)
+    0.0
     """
 
-    def __init__(
-        self, model: Model, tol: float = 1e-3, *, allowed: ArrayLike | None = None, time_limit: float | None = None
-    ) -> None:
-        self._model = model
-        tol, seconds = check.real("tol", tol, at_least=0), check.seconds("time_limit", time_limit)
-        self._limits = _Limits(time.monotonic() + seconds, _MOST_COLUMNS)
-        self._planner = _Planner(model, 0.0, tol, _mask(allowed, model.r.shape), self._limits, StatusLine())
+    def __init__(self, rows: Rows, tol: float = 1e-3, *, deadline: float = np.inf) -> None:
+        self._planner = _Planner(rows, 0.0, tol, _Limits(deadline, _MOST_COLUMNS), StatusLine(False))
 
-    def _begin(self, kappa: ArrayLike) -> _Planner:
-        margins = check.numbers_array("kappa", kappa, shape=(self._model.n_utilities,))
-        self._planner.begin((1 - self._model.gamma) * margins)
-        return self._planner
-
-    def plan(self, kappa: ArrayLike) -> Solution:
+    def plan(self, kappa: Array) -> Solution:
         """Find the best policy with J^u_i >= kappa[i] for every i."""
-        planner = self._begin(kappa)
-        with planner.line:
-            return planner.plan()
+        self._planner.begin(self._planner.unit * kappa)
+        return self._planner.plan()
 
-    def most_careful(self, kappa: ArrayLike, accuracy: float = 1e-6) -> Solution:
+    def most_careful(self, kappa: Array, accuracy: float = 1e-6) -> Solution:
         """Find the policy with the largest least margin J^u_i - kappa[i]; the status is "limit"."""
-        planner = self._begin(kappa)
-        with planner.line:
-            planner.slater(accuracy)
-            return planner.finish("limit")
+        self._planner.begin(self._planner.unit * kappa)
+        self._planner.slater(accuracy)
+        return self._planner.finish("limit")
+
+    def add(self, policy: NDArray[np.int32]) -> None:
+        """Evaluate a deterministic policy, a row for each state, and keep it as a column."""
+        self._planner.columns.append(self._planner.evaluated(policy, self._planner.tol * 0.1))
 
 
 def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -290,17 +290,16 @@ class _Planner:
 
     def __init__(
         self,
-        model: Model,
+        rows: Rows,
         kappa: Array | float,
         tol: float,
-        allowed: NDArray[np.bool_] | None,
         limits: _Limits,
         line: StatusLine,
         at_most: tuple[Array, Array] | None = None,
     ) -> None:
-        self.model, self.limits, self.line, self.tol = model, limits, line, tol
-        self.at_most = at_most or (np.empty((0, model.r.size)), np.empty(0))
-        self.unit, self.rows = 1 - model.gamma, Rows.of(model, allowed)
+        self.limits, self.line, self.tol, self.rows = limits, line, tol, rows
+        self.at_most = at_most or (np.empty((0, math.prod(rows.shape))), np.empty(0))
+        self.unit, self.n_asked = 1 - rows.gamma, len(rows.gains) - 1
         self._add_rows()
         self.pricing, self.columns = Pricing(self.rows), list[_Column]()
         self.n_utilities, self.n_iterations = len(self.rows.gains) - 1, 0
@@ -308,7 +307,7 @@ class _Planner:
 
     def begin(self, kappa: Array | float) -> None:
         """Ask for other margins; the columns that were found stay."""
-        margins = np.broadcast_to(kappa, len(self.model.u))
+        margins = np.broadcast_to(kappa, self.n_asked)
         self.kappa, self.room = np.append(margins, np.zeros(self.n_utilities - len(margins))), 0.0
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(1, _Upper(np.inf, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown))
@@ -396,7 +395,7 @@ class _Planner:
         bound = self.unit * found.upper - charge
         if bound < phase.upper:
             phase.best = _Upper(bound, prices, found.V)
-        column = self._evaluated(self.pricing.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
+        column = self.evaluated(self.pricing.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
         same = [k for k, one in enumerate(self.columns) if np.array_equal(one.policy, column.policy)]
         if same:
             self.columns[same[0]] = column
@@ -406,7 +405,7 @@ class _Planner:
             self.columns.append(column)
         return column
 
-    def _evaluated(self, policy: NDArray[np.int32], accuracy: float) -> _Column:
+    def evaluated(self, policy: NDArray[np.int32], accuracy: float) -> _Column:
         policy = policy.copy()
         values = self.pricing.evaluate(policy, np.full(self.n_utilities + 1, accuracy / self.unit))
         return _Column(policy, self.unit * values.mean, self.unit * values.error)
@@ -421,7 +420,7 @@ class _Planner:
         for k, lost in zip(used, loss, strict=True):
             if lost > 0.1 * goal:
                 self._check_time()
-                column = self._evaluated(self.columns[k].policy, 0.05 * goal / float(mixture.prices.sum()))
+                column = self.evaluated(self.columns[k].policy, 0.05 * goal / float(mixture.prices.sum()))
                 if column.error @ mixture.prices <= 0.5 * lost:
                     self.columns[k], better = column, True
         return better
@@ -463,7 +462,7 @@ class _Planner:
 
     def _slater(self) -> tuple[float, float]:
         """Bounds of the Slater constant by those of the least margin."""
-        margins = self.kappa[: len(self.model.u)]
+        margins = self.kappa[: self.n_asked]
         least, most = (margins.min(), margins.max()) if len(margins) else (0.0, 0.0)
         most = np.inf if len(self.at_most[1]) else most  # phase one is about further rows as well
         return float(self.margin.lower + least), float(self.margin.upper + most)
@@ -482,17 +481,18 @@ class _Planner:
             raise _Stop("limit") from None
 
     def finish(self, status: str) -> Solution:
-        shape, infeasible = self.model.r.shape, status == "infeasible"
+        infeasible = status == "infeasible"
         proof = (self.margin if infeasible else self.reward).best
-        occupancy = policy = np.full(shape, np.nan)
-        n, (rows, limits) = len(self.model.u), self.at_most
+        occupancy = policy = np.full(self.rows.shape, np.nan)
+        n, (rows, limits) = self.n_asked, self.at_most
         reward, utilities, lower = np.nan, np.full(n, np.nan), np.nan if infeasible else -np.inf
         found = np.isfinite(proof.V).all()  # else time ran out before the first bound
         weights = self.margin.weights if self.reward.weights is None else self.reward.weights
         if not infeasible and weights is not None:
-            occupancy, policy, error = self._mixed(weights)
-            reward = float(np.vdot(occupancy, self.model.r))
-            utilities = np.einsum("isa,sa->i", self.model.u, occupancy)
+            visits, shares, error = self._mixed(weights)
+            occupancy, policy = self.rows.table(visits), self.rows.table(shares)
+            reward, *gains = self.rows.gains[: n + 1] @ visits
+            reward, utilities = float(reward), np.array(gains)
             left = limits - self.unit * (rows @ occupancy.ravel() - error)
             kept = np.append(self.unit * (utilities + error) - self.kappa[:n], left)
             safe = kept.min(initial=np.inf) >= -TOLERANCE
@@ -509,7 +509,9 @@ class _Planner:
             lower=lower,
             upper=np.nan if infeasible else self.reward.upper / self.unit,
             lam=proof.prices[1 : n + 1] if found else np.full(n, np.nan),
-            V=proof.V - float(proof.prices[n + 1 :] @ limits) / self.unit if found else np.full(shape[0], np.nan),
+            V=proof.V - float(proof.prices[n + 1 :] @ limits) / self.unit
+            if found
+            else np.full(self.rows.n_states, np.nan),
             slater=self._slater(),
             n_columns=len(self.columns),
             n_iterations=self.n_iterations,
@@ -518,16 +520,13 @@ class _Planner:
         )
 
     def _mixed(self, weights: Array) -> tuple[Array, Array, float]:
-        """Return the occupancy of a mixture of columns, the policy that it induces, and a bound of its error."""
-        shape, pairs = self.model.r.shape, self.rows.pairs
-        flat, error = np.zeros(self.model.r.size), 0.0
+        """The occupancy of a mixture of columns, the policy that it induces, and a bound of its error, by row."""
+        state, flat, error = self.rows.state, np.zeros(len(self.rows.pairs)), 0.0
         for k in np.flatnonzero(weights):
             visits, off = self.pricing.occupancy(self.columns[k].policy, 0.01 * TOLERANCE / self.unit)
-            flat[pairs[self.columns[k].policy]] += weights[k] * visits
+            flat[self.columns[k].policy] += weights[k] * visits
             error += float(weights[k]) * off
-        occupancy = flat.reshape(shape)
-        total = occupancy.sum(axis=1, keepdims=True)
-        main = np.zeros(self.model.r.size)
-        main[pairs[self.columns[int(np.argmax(weights))].policy]] = 1.0
-        policy = np.where(total > 0, occupancy / np.where(total > 0, total, 1.0), main.reshape(shape))
-        return occupancy, policy, error
+        total = np.bincount(state, flat, self.rows.n_states)[state]
+        main = np.zeros(len(flat))
+        main[self.columns[int(np.argmax(weights))].policy] = 1.0
+        return flat, np.where(total > 0, flat / np.where(total > 0, total, 1.0), main), error

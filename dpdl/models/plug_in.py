@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
-from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.models.cmdp import CMDP
+from dpdl.question import pose
 
 
 def plug_in(
-    dataset: Dataset, gamma: float, rho0: ArrayLike | None = None, *, initial_states: ArrayLike | None = None
+    dataset: Dataset,
+    gamma: float,
+    rho0: ArrayLike | None = None,
+    *,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
+    initial_states: ArrayLike | None = None,
 ) -> CMDP:
     """Return the model whose probabilities and rewards are the observed frequencies and means.
 
@@ -26,6 +33,8 @@ def plug_in(
     dataset : Dataset
     gamma : float
         Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
     rho0, initial_states : array_like, optional
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
 
@@ -37,13 +46,11 @@ def plug_in(
     >>> model.P.toarray().tolist(), model.r.tolist()
     ([[0.5, 0.5], [0.0, 1.0]], [[0.5], [-1.0]])
     """
-    check.instance("dataset", dataset, Dataset)
-    gamma = check.real("gamma", gamma, above=0, below=1)
-    check.same_discount(dataset.units.gamma, gamma)
+    dataset = pose(dataset, gamma, limits, limit_on)
     initial = dataset.initial(rho0, initial_states)
     key = (gamma, initial.tobytes())
     if dataset not in _LAST or _LAST[dataset][0] != key:
-        _LAST[dataset] = (key, _plug_in(dataset, gamma, initial))
+        _LAST[dataset] = (key, _plug_in(dataset, float(gamma), initial))
     return _LAST[dataset][1]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,10 @@ _MOST_IMPROVEMENTS = 1000
 
 @dataclass(frozen=True)
 class Rows:
-    """The pairs that may be chosen, state by state: transitions, gains (reward and utilities) and `ends`."""
+    """The pairs that may be chosen, state by state: transitions, gains (reward and utilities) and `ends`.
+
+    `pairs` are places in tables of a caller's shape, see `table`. States may have different numbers of rows.
+    """
 
     indptr: NDArray[np.int64]
     indices: NDArray[np.int32]
@@ -59,7 +63,7 @@ class Rows:
     ends: Array
     gamma: float
     rho0: Array
-    longest: int
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, model: Model, allowed: NDArray[np.bool_] | None = None) -> Rows:
@@ -73,23 +77,55 @@ class Rows:
         ends = np.full(len(pairs), 1 - model.gamma)
         if model.ends is not None:
             ends += model.gamma * model.ends.ravel()[pairs]
+        return cls.from_matrix(P, first, gains, ends, model.gamma, model.rho0, pairs, model.r.shape)
+
+    @classmethod
+    def from_matrix(
+        cls,
+        P: sp.csr_array,
+        first: NDArray[Any],
+        gains: Array,
+        ends: Array,
+        gamma: float,
+        rho0: Array,
+        pairs: NDArray[np.intp] | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Rows:
+        """Take the rows of a sparse matrix, those of state s being first[s] to first[s + 1]; tables are flat."""
+        n = P.shape[0]
         return cls(
             indptr=P.indptr.astype(np.int64, copy=False),
             indices=P.indices.astype(np.int32, copy=False),
             data=P.data,
             first=first.astype(np.int32),
-            pairs=pairs,
+            pairs=np.arange(n) if pairs is None else pairs,
             gains=gains,
             ends=ends,
-            gamma=model.gamma,
-            rho0=model.rho0,
-            longest=int(np.diff(P.indptr).max(initial=0)),
+            gamma=gamma,
+            rho0=rho0,
+            shape=(n,) if shape is None else shape,
         )
 
     @property
     def n_states(self) -> int:
         """Number of states."""
         return len(self.rho0)
+
+    @cached_property
+    def longest(self) -> int:
+        """Entries of the longest row."""
+        return int(np.diff(self.indptr).max(initial=0))
+
+    @cached_property
+    def state(self) -> NDArray[np.intp]:
+        """The state of each row."""
+        return np.repeat(np.arange(self.n_states), np.diff(self.first))
+
+    def table(self, values: Array) -> Array:
+        """Put the numbers of the rows into a table of the caller's shape, zero for pairs that may not be chosen."""
+        found = np.zeros(self.shape)
+        found.ravel()[self.pairs] = values
+        return found
 
 
 class _System(NamedTuple):
@@ -198,6 +234,11 @@ class Pricing:
         gains = np.ascontiguousarray(self.rows.gains[:, policy].T)
         low, high = self._settle(gains, self._X, self._offset, accuracy)
         return Values(self.rows.rho0 @ self._X + self._offset + (low + high) / 2, (high - low) / 2)
+
+    def values(self, policy: NDArray[np.int32], accuracy: Array) -> Array:
+        """Return the values (S, m) of a policy in every state to this accuracy, if rounding allows it."""
+        self.evaluate(policy, accuracy)
+        return self._X + self._offset
 
     def _rounding(self, gain: Array, X: Array) -> Array:
         """Return bounds of the effect of rounding on ratios of residuals and `ends`."""

@@ -4,7 +4,7 @@
 
 The linear program goes to scipy's HiGHS while that is quick. Beyond, the planner is asked first. It knows no caps, but
 few of them bind unless psi is small, and those are added as constraints when a plan exceeds them. If they are too many,
-the program goes to the first-order method PDLP of highspy.
+the linear program is solved all the same.
 
 No solver is trusted. The answer is a policy with its own occupancy, computed from the model, and the upper bound is
 that of weak duality for the multipliers that were found (`dpdl.models.linear_programs.Program.bound`).
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,9 +21,9 @@ from numpy.typing import ArrayLike
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models import certified, highs, pdlp, planner
+from dpdl.models import certified, highs, planner
 from dpdl.models import linear_programs as programs
-from dpdl.models.linear_programs import TOLERANCE, Program, Solver
+from dpdl.models.linear_programs import TOLERANCE, Program
 from dpdl.models.model import Model
 
 #: Up to this many pairs scipy's HiGHS is quick. It is with 10,000 on problems that mix fast, and takes 40 s on others.
@@ -90,11 +89,6 @@ def plan(
     progress : bool, optional
         As for `dpdl.models.planner.plan`; linear programs show none.
 
-    Raises
-    ------
-    ImportError
-        If psi binds, the model has more than 5,000 pairs and highspy is not installed.
-
     Examples
     --------
     >>> from dpdl import CMDP
@@ -113,18 +107,12 @@ def plan(
     program = programs.largest_reward(closed, (1 - model.gamma) * kappa, caps)
     deadline = time.monotonic() + seconds
 
-    def by_pdlp(*arguments: Any, **keywords: Any) -> programs.Optimum | None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("there was no time left for a linear program")
-        return pdlp.optimum(*arguments, **keywords, time_limit=left)
-
     try:
         with highs.time_limit(seconds):
             if model.r.size <= LP_PAIRS:
-                return _by_program(model, program, tol, programs.optimum)
+                return _by_program(model, program, tol)
             found = _by_planner(model, program, kappa, tol, deadline, progress)
-            found = _by_program(model, program, tol, by_pdlp) if found is None else found
+            found = _by_program(model, program, tol) if found is None else found
     except TimeoutError:
         return _none(model, "limit")
     late = found.status == "inaccurate" and time.monotonic() >= deadline
@@ -166,16 +154,16 @@ def _by_planner(
         limits = np.append(limits, program.caps[worst])
 
 
-def _by_program(model: Model, program: Program, tol: float, solver: Solver) -> Restricted:
+def _by_program(model: Model, program: Program, tol: float) -> Restricted:
     """Solve the linear program, or prove that it has no solution."""
-    found = programs.propose(program, solver)
+    found = programs.propose(program, programs.refined)
     answer = None
     if found is not None:
         policy = policies.from_occupancy(found.q.reshape(program.cmdp.r.shape))
         answer = certified.judged(program, policy, certified.bound_of(program, found))
     if answer is None or not answer.feasible:
         feasibility = programs.least_excess(program)
-        nearest = programs.propose(feasibility, solver)
+        nearest = programs.propose(feasibility, programs.refined)
         proof = None if nearest is None else certified.bound_of(feasibility, nearest)
         if proof is not None and proof.value < -TOLERANCE:
             return _none(model, "infeasible", *certified.multipliers(program, proof, infeasible=True))

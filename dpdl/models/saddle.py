@@ -164,17 +164,16 @@ def _maximiser(
     identity = sp.eye_array(n_states)
     no_slack = np.zeros(slacks)
     shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
+    rows = [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None], shortfall]
     found = programs.optimum(
-        np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
-        equal=(
-            sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))]),
-            radius_V * programs.inflow(cmdp),
-        ),
-        at_most=(
-            [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None], shortfall],
-            [[bound], [programs.sparsity(cmdp)], np.zeros(n_utilities)],
-        ),
-        upper=np.append(np.ones(n), np.full(slacks, np.inf)),
+        programs.Standard(
+            cost=np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
+            E=sp.csr_array(sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))])),
+            b=radius_V * programs.inflow(cmdp),
+            G=sp.csr_array(np.vstack(rows)),
+            h=np.concatenate([[bound, programs.sparsity(cmdp)], np.zeros(n_utilities)]),
+            upper=np.append(np.ones(n), np.full(slacks, np.inf)),
+        )
     )
     if found is None:
         raise RuntimeError("HiGHS could not solve the linear program of the saddle value, which has a solution")

@@ -1,10 +1,10 @@
 """Logs that people already have: HDF5, npz and Minari beside tables and folders of dpdl, opened by one function.
 
-`open_log` opens any of them. The kinds other than CSV, Parquet and dpdl's own folders are first made columns
-(`columns`), which `Dataset.from_table` reads, so that labels, limits, units and missing values mean the same for all.
+`read_log` opens any of them. The kinds other than CSV, Parquet and dpdl's own folders are first made columns
+(`columns`), which `read_log` reads, so that labels, limits, units and missing values mean the same for all.
 """
 
 from dpdl.sources.fields import Recorded
-from dpdl.sources.opening import KINDS, columns, kind_of, open_log
+from dpdl.sources.opening import KINDS, columns, kind_of, read_log
 
-__all__ = ["KINDS", "Recorded", "columns", "kind_of", "open_log"]
+__all__ = ["KINDS", "Recorded", "columns", "kind_of", "read_log"]

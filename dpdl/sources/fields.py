@@ -37,7 +37,7 @@ DEFAULTS = {
     "truncated": ("timeouts", "truncated"),
 }
 
-#: What can be left out; `Dataset.from_table` says what is then known.
+#: What can be left out; `read_log` says what is then known.
 OPTIONAL = ("next_state", "truncated")
 
 DONE = "done"
@@ -52,7 +52,7 @@ class Recorded:
     columns : dict of str to array
         One-dimensional arrays of one length.
     roles : dict
-        Arguments of `Dataset.from_table`: ``Dataset.from_table(found.columns, **found.roles, ...)``.
+        Arguments of `read_log`: ``read_log(found.columns, **found.roles, ...)``.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -76,7 +76,7 @@ def recorded(
     read : callable
         Reads one.
     given : mapping
-        Arguments of `Dataset.from_table` that name fields; None is the default.
+        Arguments of `read_log` that name fields; None is the default.
     costs : iterable of str
         Fields that are costs.
     continuous : bool
@@ -94,7 +94,7 @@ def recorded(
     roles: dict[str, Any] = {}
     for role, given_name in _roles(names, given).items():
         wanted = given_name if isinstance(given_name, (list, tuple)) else [given_name]
-        if not all(isinstance(name, str) for name in wanted):  # True or False, or what from_table refuses
+        if not all(isinstance(name, str) for name in wanted):  # True or False, or what read_log refuses
             roles[role] = given_name
             continue
         found: list[str] = []
@@ -173,7 +173,7 @@ def _spread(name: str, array: NDArray[Any], wide: bool) -> dict[str, NDArray[Any
 
 
 def _check_whole(name: str, column: NDArray[Any], role: str) -> None:
-    """Check whole numbers >= 0; missing values are left to `Dataset.from_table`."""
+    """Check whole numbers >= 0; missing values are left to `read_log`."""
     if column.dtype.kind == "b":
         return
     try:

@@ -1,4 +1,4 @@
-"""What a log can support: how often it shows what, and what a policy would need that it does not show."""
+"""Visit counts of a log, and pairs that a policy uses and the log lacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from numpy.typing import ArrayLike
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.deploying.posterior import Posterior
-from dpdl.files.headers import expect_names, expect_rows
+from dpdl.files.headers import expect_names
+from dpdl.question import pose
+from dpdl.safety.composites import Options
+from dpdl.safety.sample import Sample
+from dpdl.safety.task import Task, make_task
 
 #: A state that was seen less often than this is hardly shown.
 FEW = 20
@@ -98,20 +101,11 @@ class Coverage:
 
     @classmethod
     def from_json(cls, content: Any) -> Coverage:
-        """Check what `to_json` returned, and make the coverage of it."""
+        """Make a coverage of what `to_json` returned."""
         expect_names("coverage", content, set(cls.__dataclass_fields__))
-        whole = ("n_transitions", "n_episodes", "n_states", "n_actions", "n_pairs", "n_states_seen")
-        numbers: dict[str, Any] = {name: check.whole(name, content[name]) for name in whole}
-        for name in ("effective", "unseen"):
-            numbers[name] = None if content[name] is None else check.real(name, content[name], at_least=0)
-        psi = content["psi"]
-        psi = np.inf if psi == "inf" else None if psi is None else check.real("psi", psi, at_least=0)
-        thin = tuple(
-            (check.text("thin", one[0]), check.real("thin", one[1], at_least=0), check.whole("thin", one[2]))
-            for one in expect_rows("thin", content["thin"], 3)
-        )
-        least, median, most = (check.whole("counts", one) for one in expect_rows("counts", [content["counts"]], 3)[0])
-        return cls(**numbers, psi=psi, counts=(least, median, most), thin=thin)
+        psi = np.inf if content["psi"] == "inf" else content["psi"]
+        lists = {"counts": tuple(content["counts"]), "thin": tuple(map(tuple, content["thin"]))}
+        return cls(**{**content, **lists, "psi": psi})
 
 
 def coverage(
@@ -148,15 +142,15 @@ def coverage(
     """
     check.instance("log", log, Dataset)
     if policy is None:
-        return _of_log(log)
+        return _log_coverage(log)
     if gamma is None:
         raise TypeError("a policy needs gamma=")
-    gamma = check.real("gamma", gamma, above=0, below=1)
+    log = pose(log, gamma)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
-    return of_policy(Posterior.of(log, gamma, rho0, initial_states), table)
+    return coverage_of(make_task(log, gamma, 0.05, rho0, initial_states), table)
 
 
-def _of_log(log: Dataset, **more: Any) -> Coverage:
+def _log_coverage(log: Dataset, **more: Any) -> Coverage:
     counts = np.sort(log.pair_counts)
     episodes = 0 if log.initial_counts is None else int(log.initial_counts.sum())
     return Coverage(
@@ -171,19 +165,23 @@ def _of_log(log: Dataset, **more: Any) -> Coverage:
     )
 
 
-def of_policy(posterior: Posterior, policy: np.ndarray) -> Coverage:
-    """Return the coverage of a posterior's log for a policy."""
-    log, value = posterior.log, posterior.value(policy)
-    share = (1 - posterior.gamma) * value.visits
-    q = share[posterior.state] * policy.ravel()[log.pairs]
-    visits = np.bincount(posterior.state, posterior.visits_of, log.n_states)
+def coverage_of(task: Task, policy: np.ndarray) -> Coverage:
+    """Return the coverage of a task's log for a policy."""
+    log, cells = task.log, task.cells
+    sample, chosen = Sample(cells, Options.build(cells, 1, composites=False), task.gamma), policy.ravel()[cells.pairs]
+    value = sample.evaluate(chosen)
+    share = np.zeros(log.n_states)
+    share[sample.options.known] = (1 - task.gamma) * value.states
+    visited, unseen = (1 - task.gamma) * value.visits, sample.lost_time(chosen, value)
+    visits = np.bincount(cells.pairs // cells.n_actions, cells.pair_counts, log.n_states)
     few = np.flatnonzero((visits < FEW) & (share >= SHARE))
     few = few[np.argsort(-share[few], kind="stable")][:MOST]
     names = range(log.n_states) if log.labels is None else log.labels.states
-    return _of_log(
+    spread = float((visited**2 / cells.pair_counts).sum())
+    return _log_coverage(
         log,
-        psi=np.inf if value.unseen > 1e-9 else float((q / (posterior.visits_of / len(log))).max()),
-        effective=posterior.effective(value, policy),
-        unseen=value.unseen,
+        psi=np.inf if unseen > 1e-9 else float((visited / (cells.pair_counts / cells.n_rows)).max()),
+        effective=float(visited.sum()) ** 2 / spread if spread > 0 else 0.0,
+        unseen=unseen,
         thin=tuple((str(names[s]), float(share[s]), int(visits[s])) for s in few),
     )

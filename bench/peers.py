@@ -1,0 +1,64 @@
+"""Solvers of other libraries with the signature of `dpdl.models.linear_programs.optimum`."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from dpdl.models.linear_programs import Optimum, Standard
+
+
+def _rows(program: Standard) -> tuple[sp.csc_array, np.ndarray, np.ndarray]:
+    """The rows of equations and inequalities together, with their lower and upper limits."""
+    free = np.full(len(program.h), -np.inf)
+    rows = sp.csc_array(sp.vstack([program.E, program.G]))
+    return rows, np.append(program.b, free), np.append(program.b, program.h)
+
+
+def highs(program: Standard, **options: Any) -> Optimum | None:
+    """One of the solvers of highspy, by its options; None if it returns no point."""
+    import highspy
+
+    matrix, lower, upper = _rows(program)
+    model = highspy.HighsLp()
+    model.num_row_, model.num_col_ = matrix.shape
+    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, 0 * program.cost, program.upper
+    model.row_lower_, model.row_upper_ = lower, upper
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_, model.a_matrix_.index_ = matrix.indptr, matrix.indices
+    model.a_matrix_.value_ = matrix.data
+    solver = highspy.Highs()
+    solver.silent()
+    for name, value in {"threads": 1, **options}.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(model)
+    solver.run()
+    solution = solver.getSolution()
+    if not (solution.value_valid and solution.dual_valid):
+        return None
+    return _checked(program, np.array(solution.col_value), np.array(solution.row_dual))
+
+
+def ortools(program: Standard, accuracy: float) -> Optimum | None:
+    """OR-Tools' PDLP; None if it returns no point."""
+    from ortools.pdlp import solvers_pb2
+    from ortools.pdlp.python import pdlp
+
+    matrix, lower, upper = _rows(program)
+    model = pdlp.QuadraticProgram()
+    model.objective_vector = program.cost
+    model.constraint_matrix = sp.csc_matrix(matrix)
+    model.constraint_lower_bounds, model.constraint_upper_bounds = lower, upper
+    model.variable_lower_bounds, model.variable_upper_bounds = np.zeros(len(program.cost)), program.upper
+    settings = solvers_pb2.PrimalDualHybridGradientParams()
+    settings.termination_criteria.simple_optimality_criteria.eps_optimal_relative = accuracy
+    settings.termination_criteria.simple_optimality_criteria.eps_optimal_absolute = accuracy
+    solution = pdlp.primal_dual_hybrid_gradient(model, settings)
+    return _checked(program, np.array(solution.primal_solution), np.array(solution.dual_solution))
+
+
+def _checked(program: Standard, y: np.ndarray, duals: np.ndarray) -> Optimum | None:
+    if len(y) != len(program.cost) or not (np.isfinite(y).all() and np.isfinite(duals).all()):
+        return None
+    n = len(program.b)
+    return Optimum(np.clip(y, 0, program.upper), duals[:n], -duals[n:])

@@ -1,1 +1,0 @@
-"""Policies that may be deployed: certificates, answers, coverage."""

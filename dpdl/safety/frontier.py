@@ -1,0 +1,191 @@
+"""The price of safety: what the best policy earns at each limit of a constraint, estimated and certified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _text as text
+from dpdl import _validation as check
+from dpdl.data.dataset import Dataset
+from dpdl.models.status_line import StatusLine
+from dpdl.question import pose
+from dpdl.safety.proposals import Proposer
+from dpdl.safety.safe import Search
+from dpdl.safety.task import Task, make_task
+
+#: Limits between the least and the largest cost of a useful policy, if none are given.
+POINTS = 8
+#: Proposals at each limit, from careful to bold, see `dpdl.safety.proposals`.
+PARTS = (2.0, 1.4, 1.0, 0.7, 0.4, 0.0)
+
+
+class Point(NamedTuple):
+    """One limit.
+
+    Attributes
+    ----------
+    limit : float
+        The limit, in the caller's units.
+    reward : float or None
+        Estimated reward of the best policy at that limit, without a margin; None if no policy keeps it.
+    certified : float or None
+        Estimated reward of the best policy that is certified at that limit; None if there is none.
+    price : float or None
+        How much more reward a unit of limit brings, up to the next limit.
+    """
+
+    limit: float
+    reward: float | None
+    certified: float | None
+    price: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class Frontier:
+    """Reward against the limit of one constraint; `frontier` makes one.
+
+    Attributes
+    ----------
+    name : str
+        The constraint.
+    points : tuple of Point
+        From the strictest limit to the loosest.
+    delta : float
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    delta: float
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """Titles of the columns of `rows`."""
+        return (f"limit of {self.name}", "reward", f"certified ({1 - self.delta:.4g})", "price")
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Rows of the table."""
+        return [
+            (text.tidy(one.limit), *(text.tidy(value) or "none" for value in (one.reward, one.certified, one.price)))
+            for one in self.points
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(text.aligned(self.header, self.rows))
+
+    def _repr_html_(self) -> str:
+        return text.html_table(self.header, self.rows)
+
+
+def frontier(
+    log: Dataset,
+    *,
+    gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
+    constraint: str | int = 0,
+    values: ArrayLike | None = None,
+    delta: float = 0.05,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    cost_max: Any = None,
+) -> Frontier:
+    """Return what the best policy earns at each limit of a constraint, the other limits staying as they are.
+
+    Parameters
+    ----------
+    log : Dataset
+    gamma : float
+        Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
+    constraint : str or int, optional
+        Name or number of the constraint.
+    values : array_like, optional
+        Limits to try, in the caller's units; by default eight, from the least to the largest cost of a useful policy.
+    delta : float, optional
+        Failure probability of certified points, each by itself.
+    rho0, initial_states : array_like, optional
+        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    cost_max : mapping of str to float, or array_like, optional
+        The most that a step may cost.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 2000)
+    >>> log = Dataset(0 * a, a, 0 * a, 1.0 * a, costs={"wear": 2.0 * a}, n_states=1, n_actions=2)
+    >>> frontier(log, gamma=0.5, limits={"wear": 0.5}, limit_on="average", values=[0.5, 1.0], rho0=[1.0])
+    limit of wear  reward  certified (0.95)  price
+    0.5               0.5            0.4977      1
+    1                   1            0.9985      1
+    """
+    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max)
+    if not task.names:
+        raise ValueError("log has no constraints")
+    i = _number(constraint, task.names)
+    search = Search(task)
+    whole = search.samples[2]
+    if not len(whole.options.known):
+        raise ValueError(f"no state of the log has {search.setting.n_min} rows")
+    proposer = Proposer(task, whole, search.setting)
+    if values is None:
+        free = whole.evaluate(proposer.at(_with_limit(task, i, np.inf).limits)).J[1 + i]
+        careful = whole.evaluate(proposer.most_careful()).J[1 + i]
+        totals = np.linspace(careful, free, POINTS)
+    else:
+        given = np.atleast_1d(check.numbers_array("values", values))
+        totals = np.array([task.total(limit) for limit in given])
+    points: list[Point] = []
+    best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
+    with StatusLine() as line:
+        for total in sorted(totals):
+            if line.is_due():
+                line.draw(f"frontier: {len(points)} of {len(totals)} limits")
+            limited = _with_limit(task, i, float(total))
+            found = Search(limited, parts=PARTS)
+            found.samples = search.samples
+            found.run(line)
+            safest = max(safest, *(-float(tested.trial.estimate[0]) for tested in found.passed), -np.inf)
+            policy = proposer.at(limited.limits)
+            J = whole.evaluate(policy).J
+            kept = bool((J[1:] <= limited.limits + 1e-6 * (abs(J[1:]) + abs(limited.limits))).all())
+            best = max(best, -float(J[0])) if kept else best
+            points.append(
+                Point(
+                    task.shown(1 + i, float(total)),
+                    best if np.isfinite(best) else None,
+                    safest if np.isfinite(safest) else None,
+                    None,
+                )
+            )
+    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta)
+
+
+def _with_limit(task: Task, i: int, total: float) -> Task:
+    return replace(task, limits=np.where(np.arange(len(task.limits)) == i, total, task.limits))
+
+
+def _with_prices(points: list[Point]) -> list[Point]:
+    """Set the price at each limit: the slope of the reward towards the next looser one, or else from the last."""
+    found = []
+    for k, point in enumerate(points):
+        a, b = (points[k], points[k + 1]) if k + 1 < len(points) else (points[k - 1], points[k])
+        price = None
+        if len(points) > 1 and a.reward is not None and b.reward is not None and a.limit != b.limit:
+            price = (b.reward - a.reward) / (b.limit - a.limit)
+        found.append(point._replace(price=price))
+    return found
+
+
+def _number(constraint: str | int, names: tuple[str, ...]) -> int:
+    if isinstance(constraint, str):
+        if constraint not in names:
+            raise ValueError(f"constraint must be one of {', '.join(map(repr, names))}, got {constraint!r}")
+        return names.index(constraint)
+    return check.whole("constraint", constraint, at_most=len(names) - 1)

@@ -1,0 +1,145 @@
+"""A log and a question in the form that answers are computed from: cells, and limits on discounted totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpdl import _validation as check
+from dpdl._validation import Array
+from dpdl.data.dataset import Dataset
+from dpdl.question import AVERAGE, pose
+from dpdl.safety.composites import Cells
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A log and a question.
+
+    Attributes
+    ----------
+    log : Dataset
+    cells : Cells
+        Its values are losses: minus the reward, and the costs (minus the utilities).
+    gamma, delta : float
+    names : tuple of str
+        Of the constraints.
+    limits : array, shape (I,)
+        On the discounted totals of the costs.
+    cost_max : array, shape (I,)
+        The most that a step may cost; NaN where it was not declared.
+    is_cost, is_average : bool
+        Whether constraints are costs with upper limits, or utilities whose totals are to be at least zero; whether
+        limits are told as averages a step.
+    """
+
+    log: Dataset = field(repr=False)
+    cells: Cells = field(repr=False)
+    gamma: float
+    delta: float
+    names: tuple[str, ...]
+    limits: Array
+    cost_max: Array
+    is_cost: bool
+    is_average: bool
+
+    @property
+    def level(self) -> float:
+        """The level of one constraint, so that all hold together with probability 1 - delta."""
+        return self.delta / max(1, len(self.limits))
+
+    def shown(self, i: int, total: float) -> float:
+        """Convert a discounted total of loss `i` (0: minus the reward) to what the caller reads."""
+        if i == 0:
+            return 0.0 - total
+        value = total * (1 - self.gamma) if self.is_average else total
+        return value + 0.0 if self.is_cost else 0.0 - value
+
+    def total(self, limit: float) -> float:
+        """Convert a limit of a constraint, as the caller tells it, to a limit on the discounted total."""
+        value = limit / (1 - self.gamma) if self.is_average else limit
+        return value if self.is_cost else -value
+
+
+def make_task(
+    log: Dataset,
+    gamma: float,
+    delta: float,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    cost_max: Any = None,
+) -> Task:
+    """Check a caller's arguments, and collect the rows of the log, posed under the question or with utilities."""
+    log = pose(log, gamma)
+    question = log.question
+    assert question is not None
+    delta = check.real("delta", delta, above=0, below=1)
+    starts, initial = _first_states(log, rho0, initial_states)
+    return Task(
+        log=log,
+        cells=_cells(log, starts, initial),
+        gamma=question.gamma,
+        delta=delta,
+        names=question.names,
+        limits=question.total,
+        cost_max=_cost_max(cost_max, question.names),
+        is_cost=question.limits is not None,
+        is_average=question.limit_on == AVERAGE,
+    )
+
+
+def _first_states(log: Dataset, rho0: ArrayLike | None, initial_states: ArrayLike | None) -> tuple[Any, Array]:
+    """How often each state came first, None if that is given, and its distribution."""
+    initial = log.initial(rho0, initial_states)
+    if rho0 is not None:
+        return None, initial
+    if initial_states is not None:
+        return np.bincount(np.asarray(initial_states), minlength=log.n_states).astype(np.int64), initial
+    return log.initial_counts, initial
+
+
+def _cost_max(given: Any, names: tuple[str, ...]) -> Array:
+    """The declared largest cost of a step, by constraint; NaN for those that were not declared."""
+    found = np.full(len(names), np.nan)
+    if given is None:
+        return found
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            if name not in names:
+                raise ValueError(f"cost_max names {name!r}; the costs are {', '.join(map(repr, names)) or 'none'}")
+            found[names.index(name)] = check.real(f"cost_max[{name!r}]", value)
+        return found
+    return check.numbers_array("cost_max", np.atleast_1d(np.asarray(given, dtype=float)), shape=(len(names),))
+
+
+def _cells(log: Dataset, starts: Any, initial: Array) -> Cells:
+    question, raw = log.question, log.raw
+    assert question is not None
+    records, columns = raw.records, list(question.columns)
+    values = np.empty((len(records), 1 + len(columns)))
+    values[:, 0] = -records["r"]
+    values[:, 1:] = records["u"][:, columns] * (1 if question.limits is not None else -1)
+    values += 0.0  # no negative zeros, so that equal rows are equal
+    pair = log.table[records["pair"]].astype(np.int64)
+    after = records["s_next"].astype(np.int64)
+    count = np.ones(len(records), dtype=np.int64) if log.repeats is None else log.repeats
+    if raw.spreads is not None:
+        spread = np.sqrt(np.column_stack([raw.spreads["r"], raw.spreads["u"][:, columns]]))
+        pair, after, values, count = _spread(pair, after, values, count, spread)
+    return Cells.collect(pair, after, values, count, starts, initial, log.n_actions)
+
+
+def _spread(pair: Any, after: Any, values: Array, count: Any, spread: Array) -> tuple[Any, ...]:
+    """Write rows that stand for values of some spread as two rows, with the same mean and variance."""
+    above = count // 2
+    below = count - above
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up = np.where(above > 0, np.sqrt(below / np.maximum(above, 1)), 0.0)
+        down = np.where(above > 0, np.sqrt(above / below), 0.0)
+    stacked = np.concatenate([values + up[:, None] * spread, values - down[:, None] * spread])
+    number, use = np.concatenate([above, below]), np.concatenate([above, below]) > 0
+    return np.tile(pair, 2)[use], np.tile(after, 2)[use], stacked[use], number[use]

@@ -1,0 +1,148 @@
+"""The test of a policy on rows that did not choose it: estimates, terms of their errors, Gaffke's bounds.
+
+For a policy with values V, Q and visits nu on the model of the tested rows themselves, row i at option k errs by
+
+    X_i = N/2 nu_k/n_k (y_i - Q_k) n_k/(n_k - 1),   y = loss + gamma V(s'),   V = 0 at ends,
+
+and the mean of all N terms, those of both halves together, is to first order the error of the mean of both estimates.
+A row that counts for an option of its own and for "as logged" has the sum of both terms. First states have terms
+likewise, N/2 (V(s_0) - J)/(n_0 - 1), unless their distribution is given.
+
+The bound adds a term for what no row shows: the largest weight of a row times the largest residual of any, or what a
+step may cost if that is declared; and for first states the worst value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtri
+
+from dpdl._validation import Array
+from dpdl.safety.gaffke import upper_bound
+from dpdl.safety.sample import Sample, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Policies, each tested on a sample of rows of its own; figures are the mean over these.
+
+    Parameters
+    ----------
+    samples, policies : sequences
+        The tested rows, and the policy that is tested on each.
+    cost_max : array, shape (I,)
+        The most that a step may cost; NaN where it was not declared.
+    whole : Sample, optional
+        All rows: estimates are never better than the values of the same policies on this model.
+    """
+
+    samples: Sequence[Sample]
+    policies: Sequence[Array]
+    cost_max: Array
+    whole: Sample | None = None
+
+    @cached_property
+    def values(self) -> list[Value]:
+        """Values of the policies on their samples."""
+        return [sample.evaluate(policy) for sample, policy in zip(self.samples, self.policies, strict=True)]
+
+    @cached_property
+    def in_whole(self) -> list[Value]:
+        """Values of the policies on the model of all rows."""
+        whole = self.samples[0] if self.whole is None else self.whole
+        return [whole.evaluate(policy) for policy in self.policies]
+
+    @cached_property
+    def estimate(self) -> Array:
+        """Estimated totals of the losses, (m,)."""
+        found = np.mean([value.J for value in self.values], axis=0)
+        if self.whole is None:
+            return found
+        return np.maximum(found, np.mean([value.J for value in self.in_whole], axis=0))
+
+    @cached_property
+    def _terms(self) -> tuple[Array, Array, int, Array]:
+        """Terms (n, m) of rows and first states, multiplicities (n,), how many are of rows, and the worst terms."""
+        terms, counts, worst_row, worst_start = [], [], [], []
+        for sample, value in zip(self.samples, self.values, strict=True):
+            weight = value.visits / sample.freedom
+            x, top = np.zeros(sample.cells.values.shape), np.full(value.J.shape, -np.inf)
+            for cell, option, residual in sample.residuals(value):
+                x[cell] += weight[option, None] * residual
+                top = np.maximum(top, residual.max(axis=0, initial=-np.inf))
+            used = sample.cells.count > 0
+            terms.append(x[used])
+            counts.append(sample.cells.count[used].astype(float))
+            worst_row.append(self._worst(sample, value, weight, np.maximum(top, 0.0)))
+        n_rows = sum(len(part) for part in counts)
+        for sample, value in zip(self.samples, self.values, strict=True):
+            if sample.cells.starts is None:
+                continue
+            V = np.tile(sample.unknown, (sample.cells.n_states, 1))
+            V[sample.options.known] = value.V
+            first = np.flatnonzero(sample.cells.starts)
+            share = 1 / max(float(sample.cells.starts.sum()) - 1, 0.5)
+            terms.append(share * (V[first] - value.J))
+            counts.append(sample.cells.starts[first].astype(float))
+            highest = np.maximum(value.V.max(axis=0), V[first].max(axis=0, initial=-np.inf))
+            worst_start.append(share * (highest - value.J))
+        worst = [np.max(part, axis=0) for part in (worst_row, worst_start) if part]
+        total = np.concatenate(counts)
+        scale = total.sum() / len(self.samples)
+        return scale * np.concatenate(terms), total, n_rows, scale * np.array(worst)
+
+    def _worst(self, sample: Sample, value: Value, weight: Array, top: Array) -> Array:
+        """The largest weight times the largest surprise, (m,)."""
+        found = weight.max(initial=0.0) * top
+        for i in np.flatnonzero(~np.isnan(self.cost_max)):
+            after = max(0.0, float(value.V[:, 1 + i].max()), float(sample.unknown[1 + i]))
+            surprise = self.cost_max[i] + sample.gamma * after - value.Q[:, 1 + i]
+            found[1 + i] = (weight * surprise).max(initial=0.0)
+        return found
+
+    @cached_property
+    def error(self) -> Array:
+        """Standard errors of the estimates, (m,)."""
+        terms, counts, _, _ = self._terms
+        return np.sqrt(counts @ terms**2) / counts.sum()
+
+    def width(self, i: int, delta: float, worst: bool = True) -> float:
+        """Distance between the estimate of loss `i` and its upper bound at level delta, with or without worst terms."""
+        terms, counts, _, extra = self._terms
+        values = np.append(terms[:, i], extra[:, i] if worst else [])
+        return max(0.0, upper_bound(values, np.append(counts, np.ones(len(extra) if worst else 0)), delta))
+
+    def bound(self, i: int, delta: float) -> float:
+        """Upper confidence bound of the total of loss `i`."""
+        return float(self.estimate[i]) + self.width(i, delta)
+
+    def parts(self, i: int, delta: float) -> dict[str, float]:
+        """The width of a bound by what it is from, about: noise of rows and of first states, and the worst terms."""
+        terms, counts, n_rows, extra = self._terms
+        z, n, share = -float(ndtri(delta)), counts.sum(), counts * terms[:, i] ** 2
+        noise, first = float(share[:n_rows].sum()), float(share[n_rows:].sum())
+        spread = z * np.sqrt(noise + first) / n
+        total = max(noise + first, np.finfo(float).tiny)
+        worst = np.append(extra[:, i], 0.0)[:2] * -np.log(delta) / n
+        return {
+            "noise": float(spread * noise / total),
+            "first states": float(spread * first / total + worst[1]),
+            "worst row": float(worst[0]),
+        }
+
+    def by_pair(self, i: int, worst: bool) -> Array:
+        """Parts of the squared error of loss `i`, or of the largest weights of a row, by pair of the log."""
+        found = np.zeros(len(self.samples[0].cells.pairs))
+        for sample, value in zip(self.samples, self.values, strict=True):
+            weight = value.visits / sample.freedom
+            if worst:
+                found = np.maximum(found, np.where(weight >= 0.5 * weight.max(), weight, 0.0) @ sample.options.share)
+                continue
+            for cell, option, residual in sample.residuals(value):
+                square = sample.cells.count[cell] * (weight[option] * residual[:, i]) ** 2
+                found += np.bincount(sample.cells.place[cell], square, len(found))
+        return found
