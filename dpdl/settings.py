@@ -189,9 +189,9 @@ class Settings:
 
     @property
     def is_complete(self) -> bool:
-        """Whether psi, slater and T or eps are given, so that nothing needs to be found from a log."""
+        """Whether psi, slater and T or eps are given, so that no plan is needed to find them."""
         steps_known = self.T is not None or self.eps is not None
-        return self.psi is not None and self.slater is not None and steps_known and self.mixing_time != ESTIMATE
+        return self.psi is not None and self.slater is not None and steps_known
 
     def changed(self, **changes: Unpack[SettingKeywords]) -> Settings:
         """Return the stated settings with some changed; unknown names raise."""
@@ -245,7 +245,9 @@ class Settings:
             "radius_lam": theory.radius_lam(problem.slater),
         }
         given = {name: value for name, value in self.to_dict().items() if value is not None}
-        return Resolved(**(values | given), stated_as=stated or self.stated)
+        resolved = Resolved(**(values | given))
+        object.__setattr__(resolved, "_stated", stated or self.stated)
+        return resolved
 
     @classmethod
     def from_theory(
@@ -300,7 +302,10 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Settings):
-    """Settings in which everything that a run needs has a value; made by `Settings.resolve`."""
+    """Settings in which everything that a run needs has a value; made by `Settings.resolve`.
+
+    `changed` derives again what depends on the change; `dataclasses.replace` takes every value as stated.
+    """
 
     psi: float
     slater: float
@@ -314,9 +319,9 @@ class Resolved(Settings):
     radius_V: float
     radius_lam: float
     mixing_time: float | None = None
-    stated_as: Settings = field(repr=False, compare=False)
+    _stated: Settings | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def stated(self) -> Settings:
         """The settings that these were derived from."""
-        return self.stated_as
+        return Settings(**self.to_dict()) if self._stated is None else self._stated

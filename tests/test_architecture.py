@@ -17,8 +17,9 @@ COMPILED = ("_core", "_planning")
 LAYERS = [
     ["_core", "_planning", "_validation", "_text"],
     ["theory", "policy", "files", "stopping"],
-    ["settings"],
     ["data"],
+    ["question"],
+    ["settings"],
     ["premises", "acting", "sources"],
     ["environments"],
     ["models"],

@@ -177,7 +177,7 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
         ({"known": ["psi"]}, re.escape("another run: known = [], not ['psi']")),
         (
             {"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)},
-            "n_samples = 500, not 100",
+            "another run: reference_given = False, not True",
         ),
     ):
         with pytest.raises(ValueError, match=message):

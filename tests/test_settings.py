@@ -198,14 +198,16 @@ def test_an_eps_that_no_conservatism_can_follow_is_blamed():
 OTHER = {
     "gamma": 0.8, "psi": 5.0, "slater": 0.1, "T": 77, "eps": 0.03, "delta": 0.2, "kappa": 0.4, "floor": 1e-3,
     "order": "trajectory", "eta": 0.3, "alpha_V": 1.5, "alpha_lam": 2.5, "alpha_x": 3.5, "radius_V": 9.0,
-    "radius_lam": 8.0, "mixing_time": 6.0, "short_steps": True, "c_o": 2.0, "c_e": 3.0, "refresh": 99,
+    "radius_lam": 8.0, "limits": (("falls", 0.5),), "limit_on": "average",
+    "mixing_time": 6.0, "short_steps": True, "c_o": 2.0, "c_e": 3.0, "refresh": 99,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("changed", OTHER)
 def test_what_is_derived_is_derived_again_and_what_is_set_stays(changed):
     """Every pair of parameters: one is set, the settings are resolved, another is changed."""
-    base = {"gamma": 0.9, "psi": 2.0, "slater": 0.4, "eps": 0.05, "order": "once", "mixing_time": 2.0}
+    base = {"gamma": 0.9, "psi": 2.0, "slater": 0.4, "eps": 0.05, "order": "once", "mixing_time": 2.0,
+            "limits": {"falls": 1.0}, "limit_on": "total"}  # fmt: skip
     assert OTHER.keys() == {one.name for one in dataclasses.fields(Settings)}
     for name, value in OTHER.items():
         first = base | {name: value}

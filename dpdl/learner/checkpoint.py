@@ -26,6 +26,7 @@ import json
 import os
 import struct
 import sys
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ _DAMAGE = (
     ValueError,
     struct.error,
     zlib.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
 )
 

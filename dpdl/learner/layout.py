@@ -290,13 +290,13 @@ class Layout:
         settings, name = stated, start if isinstance(start, str) else PAPER if start is None else _name(start)
         if inputs.strict:
             settings, inputs = _strict(log, settings, inputs)
-        elif start is None and not replace(settings, mixing_time=None).is_complete:
+        elif start is None and not settings.is_complete:
             name = PLAN
         if name == PLAN:
             plans = [one.plan for one in like if one.start_name == PLAN and one.settings.gamma == settings.gamma]
             plan = plans[0] if plans else defaults.plan(log, settings.gamma, inputs.initial)
             name = PLAN if plan is not None else PAPER
-        if not settings.is_complete:
+        if not settings.is_complete or settings.mixing_time == ESTIMATE:
             settings = defaults.completed(log, settings, inputs.initial, plan)
         resolved = settings.resolve(log.n_states, log.n_actions, log.n_utilities, stated)
         layout = cls.assemble(log, resolved, inputs, None, name, like, plan)
