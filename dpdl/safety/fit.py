@@ -1,9 +1,9 @@
-r"""Does a log fit the model that certificates rest on: one Markov decision process with the states that were named?
+"""Does a log fit the model that certificates rest on: one Markov decision process with the states that were named?
 
-`dpdl.safety.residuals` computes the tests: for the reward and each cost, for the policy that made the log and the one in
-question, and for each of `HISTORIES`, whether what follows a pair depends on what happened before. The largest of all
-is compared with the normal quantile at `level`, by Bonferroni. How large a misfit is stands beside each rejection: it
-informs, and excuses nothing.
+`dpdl.safety.residuals` computes the tests: for the reward and each cost, for the policy that made the log and the one
+in question, and for each of `HISTORIES`, whether what follows a pair depends on what happened before. The largest of
+all is compared with the normal quantile at `level`, by Bonferroni. How large a misfit is stands beside each rejection:
+it informs, and excuses nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 For a function V of the states, for the reward and for each cost c, let y = c + gamma V(s'), with V = 0 where the
 episode ended. Under the model y, less its mean at the pair (s, a), is uncorrelated with all that happened before. For a
-number h that was known before the row the statistic is a sum over pairs (s, a), with n rows each, and over two rows i, j
-of the pair from different episodes:
+number h that was known before the row the statistic is a sum over pairs (s, a), with n rows each, and over two rows of
+the pair from different episodes, i and j:
 
     T = sum_{(s, a)} 1/n sum_{i < j} (y_i - y_j)(h_i - h_j)
 
