@@ -83,14 +83,8 @@ def steps(log: Dataset) -> Steps:
     reason = why_no_episodes(log)
     if reason is not None:
         raise ValueError(reason)
-    units, ended = log.units, log.s_next < 0
-    columns = log.u.astype(np.float64) * units.utility_scale
-    kind = "u"
-    if units.limits is not None and units.gamma is not None:
-        kind, shrink = "cost", 1 - units.gamma
-        rate = np.asarray(units.limits) * (1.0 if units.normalised else shrink)
-        columns = np.where(ended[:, None], rate / shrink, rate) - columns
-    names = units.names or tuple(f"{kind} {i}" for i in range(log.n_utilities))
+    raw = log.raw
+    names = tuple(f"utility {i}" for i in range(raw.n_utilities)) if raw.cost_names is None else raw.cost_names
     starts = log.starts
     assert starts is not None
     lengths = np.diff(np.append(starts, len(log)))
@@ -98,7 +92,7 @@ def steps(log: Dataset) -> Steps:
         pairs=log.pairs.astype(np.int64),
         pair=log.pair.astype(np.int64),
         next_state=log.s_next.astype(np.int64),
-        signals=np.vstack([log.r * units.reward_scale, columns.T]),
+        signals=np.vstack([raw.records["r"], raw.records["u"].T]),
         names=("reward", *names),
         episode=np.repeat(np.arange(len(starts)), lengths),
         time=np.arange(len(log)) - np.repeat(starts, lengths),
@@ -161,7 +155,7 @@ def own_totals(log: Dataset | Steps, gamma: float) -> tuple[OwnTotal, ...]:
 
     Examples
     --------
-    >>> log = Dataset([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0.5], [[0]] * 3, n_states=1, n_actions=1,
+    >>> log = Dataset([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0.5], n_states=1, n_actions=1,
     ...               terminated=[False, True, True], truncated=[False] * 3)
     >>> print(own_totals(log, 0.9)[0])
     reward: the log's own episodes came to 1.25 +- 0.75, discounted 1.2 +- 0.7 (mean of 2)

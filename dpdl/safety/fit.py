@@ -236,7 +236,7 @@ def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, 
     >>> rng = np.random.default_rng(0)
     >>> last = np.tile(np.arange(10) == 9, 100)
     >>> log = Dataset(np.zeros(1000, int), rng.integers(0, 2, 1000), np.zeros(1000, int), np.ones(1000),
-    ...               np.zeros((1000, 0)), n_states=1, n_actions=2, terminated=last, truncated=np.zeros(1000, bool))
+    ...               n_states=1, n_actions=2, terminated=last, truncated=np.zeros(1000, bool))
     >>> found = check_model(log, gamma=0.9)
     >>> found.status, found.advice[0][:46]
     ('rejected', 'time: what follows depends on the time in the ')
