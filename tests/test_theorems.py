@@ -190,7 +190,7 @@ def between(hidden, learned):
     """An outcome at N = 1, 4, 16 with the lower bound 1, 1/2, 1/4."""
     sizes, lower = [1, 4, 16], np.array([1, 0.5, 0.25])
     hidden, learned = (np.array(values, dtype=float)[:, None] for values in (hidden, learned))
-    return hard.Bounded(sizes, lower, 8 * lower, (hidden, hidden), learned, {}).outcome("", "", "")
+    return hard.Bounded(sizes, lower, 8 * lower, (hidden, hidden), learned, "varpi", {}).outcome("", "", "")
 
 
 @pytest.mark.parametrize(
