@@ -3,7 +3,8 @@
 A lower bound holds for every learner, so that a broken one passes it with ease. Both experiments therefore ask for a
 second side. At the varpi of the proof, which shrinks with N, losses shrink with N whatever the policy; but at the
 largest varpi, where the signs matter most and are easiest to see, they only shrink if the learner learns. There the
-upper bound of Theorem 4.1, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like N^(-1/2).
+upper bound of Theorem 4.1, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like
+N^(-1/2).
 """
 
 from __future__ import annotations
