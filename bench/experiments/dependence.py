@@ -121,8 +121,8 @@ class Panel:
         axes.plot(self.values, scale * self.bounds, "k:", label=f"the bound's shape: {self.allowed:.2f}")
         axes.set(xscale="log", yscale="log", xlabel=self.name)
         if max(self.values) < 1000:
-            axes.minorticks_off()
             axes.set_xticks(self.values, [f"{value:g}" for value in self.values])
+            axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.set_title(f"theorem: {self.exponent}", fontsize=9)
         axes.legend(frameon=False, fontsize=8, title="exponent", title_fontsize=8)
 
