@@ -60,8 +60,6 @@ def policies(known: Known, n: int, seed: int) -> list[Array | None]:
         "order": "trajectory",  # each transition once
         "rho0": cmdp.rho0,
         "rng": seed,
-        "check_slater": False,
-        "even_if_infeasible": True,
     }
     controlled = learn(log, psi=psi, **keywords)
     steps = {name: getattr(controlled.settings, name) for name in ("alpha_x", "alpha_V", "alpha_lam")}
