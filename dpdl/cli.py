@@ -24,6 +24,7 @@ exit codes:
   1    error: one line on standard error says what is wrong
   2    infeasible: even the most careful policy that the data supports breaks a constraint
   3    not enough data: nothing could be certified, a constraint is estimated to be broken, or steps are left
+  5    the log does not fit: it contradicts the model that certificates rest on (solve, certify)
   130  Ctrl-C: what was done until then is printed and written
 """
 
@@ -326,6 +327,11 @@ def _add_certificate(parser: Any) -> None:
         nargs="+",
         metavar="NAME=NUMBER",
         help="the most that a step may cost (default: no surprise is larger than the largest in the log)",
+    )
+    group.add_argument(
+        "--accept-misfit",
+        action="store_true",
+        help="certify under the model even if the log contradicts it; the answer says so",
     )
 
 
