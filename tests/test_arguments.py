@@ -75,12 +75,12 @@ CALLS = {
     "learn": (lambda **given: learn(LOG, rho0=RHO0, **given), SETTINGS | DRIVEN_BY | {"rng": 0, "n_reference": 5}),
     "learn_adaptive": (
         lambda **given: learn_adaptive(LOG, rho0=RHO0, eps=0.1, reuse=True, **given),
-        {"gamma": 0.5, "slater": 0.5, "T": 20, "mixing_time": 2.0, "time_limit": 1.0, "max_levels": 1, "growth": 2.0},
+        {"gamma": 0.5, "slater": 0.5, "T": 20, "order": "once", "mixing_time": 2.0, "time_limit": 1.0, "max_levels": 1, "growth": 2.0},
     ),
     "replicate": (lambda **given: replicate(LOG, rho0=RHO0, **given), NUMBERS | DRIVEN_BY | {"n": 1, "resume": False}),
     "sweep": (
         lambda **given: sweep(LOG, over={"kappa": [0.0]}, rho0=RHO0, **given),
-        NUMBERS | DRIVEN_BY | {"mixing_time": 2.0},
+        NUMBERS | DRIVEN_BY | {"mixing_time": 2.0, "order": "trajectory"},
     ),
     "resume": (lambda **given: resume("missing", LOG, **given), DRIVEN_BY),
     "estimate_slater": (lambda **given: estimate_slater(LOG, rho0=RHO0, **given), {"gamma": 0.5, "delta": 0.1}),
@@ -163,7 +163,7 @@ def test_a_misspelt_keyword_gets_the_right_one(wrong, right, functions):
     for function in functions:
         message = f"{function.__name__}() got an unexpected keyword argument '{wrong}'; did you mean {right}?"
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-            function(dataset=LOG, **more.get(function, {}), **{wrong: 1})
+            function(log=LOG, **more.get(function, {}), **{wrong: 1})
 
 
 def test_a_misspelt_setting_gets_the_right_one():

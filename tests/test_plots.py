@@ -110,7 +110,7 @@ def test_answers(answer):
 
 
 def test_frontier(log):
-    svg(plots.draw_frontier, dpdl.frontier(log, gamma=0.9, constraint="side effects", limits=[3.0, 4.0, 5.0]))
+    svg(plots.draw_frontier, dpdl.frontier(log, gamma=0.9, constraint="side effects", values=[3.0, 4.0, 5.0]))
 
 
 def test_grids(tmp_path):
