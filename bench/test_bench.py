@@ -183,7 +183,10 @@ def raising(core, case):
 @pytest.mark.parametrize("case", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", SIZES[:3], ids="{:.0e}".format)
 def test_x_update(timed, size, case):
-    """All updates but a few are in one case; in case 1 they alternate, in the others x_j grows by 10^-4 of itself."""
+    """All updates but a few are in one case; in case 1 they alternate, in the others x_j grows by 10^-4 of itself.
+
+    Nothing is prefetched here, as it is in a run, so with 10^5 pairs memory takes most of the time.
+    """
     multiples = {1: (2.0, 2.0), 2: (1.0, 2.0), 3: (2.0, 1.0), 4: (1.0, 1.0)}[case]
     core = bound(settled(size, LOOSE), *multiples)
     drawn = raising(core, case)
