@@ -57,7 +57,7 @@ def policies(known: Known, n: int, seed: int) -> list[Array | None]:
         "slater": known.slater,
         "T": n,
         "floor": 1e-6,
-        "order": "trajectory",  # each transition once
+        "order": "once",
         "rho0": cmdp.rho0,
         "rng": seed,
     }

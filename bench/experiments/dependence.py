@@ -70,7 +70,7 @@ class Setting:
                 slater=slater,
                 T=self.n_steps,
                 floor=FLOOR,
-                order="trajectory",  # each transition once
+                order="once",
                 reference=exact_reference(log, mu, FLOOR),
                 rho0=cmdp.rho0,
                 rng=seed,

@@ -47,7 +47,7 @@ class Learners:
             psi=hard.concentrability,
             slater=self.slater,
             T=len(log),
-            order="trajectory",
+            order="once",
             rho0=hard.cmdp.rho0,
             rng=seed,
         ).policy

@@ -29,7 +29,7 @@ def run(quick: bool) -> Outcome:
             slater=known.slater,
             T=n_steps,
             floor=1e-6,
-            order="trajectory",  # each transition once
+            order="once",
             reference=exact_reference(log, known.mu, 1e-6),
             rho0=known.cmdp.rho0,
             rng=seed,

@@ -65,7 +65,7 @@ class Game:
             "slater": self.known.slater,
             "kappa": self.kappa,
             "floor": self.reference.floor,
-            "order": "trajectory",
+            "order": "once",
             "reference": self.reference,
             "rho0": self.known.cmdp.rho0,
         }
