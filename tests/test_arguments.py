@@ -75,7 +75,16 @@ CALLS = {
     "learn": (lambda **given: learn(LOG, rho0=RHO0, **given), SETTINGS | DRIVEN_BY | {"rng": 0, "n_reference": 5}),
     "learn_adaptive": (
         lambda **given: learn_adaptive(LOG, rho0=RHO0, eps=0.1, reuse=True, **given),
-        {"gamma": 0.5, "slater": 0.5, "T": 20, "order": "once", "mixing_time": 2.0, "time_limit": 1.0, "max_levels": 1, "growth": 2.0},
+        {
+            "gamma": 0.5,
+            "slater": 0.5,
+            "T": 20,
+            "order": "once",
+            "mixing_time": 2.0,
+            "time_limit": 1.0,
+            "max_levels": 1,
+            "growth": 2.0,
+        },
     ),
     "replicate": (lambda **given: replicate(LOG, rho0=RHO0, **given), NUMBERS | DRIVEN_BY | {"n": 1, "resume": False}),
     "sweep": (
