@@ -220,7 +220,7 @@ def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: st
             for (size, row), value in zip(rows, lost, strict=True):
                 face = colour if row["utility"] >= -0.002 else "none"
                 axis.scatter(row["seconds"], value, 10 * np.log10(size / 30), facecolors=face, edgecolors=colour)
-        axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5))
+        axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5), xlim=(0.01, 200))
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:
