@@ -44,6 +44,7 @@ from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
 from dpdl.models import linear_programs as programs
 from dpdl.models import planner
+from kinds import lake, ring
 
 KINDS = ("fast", "ring", "lake", "skewed")
 SIZES = (300, 3_000, 30_000, 300_000)
@@ -72,9 +73,9 @@ def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
     """A log of about this many pairs, and its plug-in model."""
     rng = np.random.default_rng([seed, n_pairs, KINDS.index(kind)])
     if kind == "ring":
-        cmdp = instances.ring(n_pairs // 3, rng=rng)
+        cmdp = ring(n_pairs // 3, rng=rng)
     elif kind == "lake":
-        cmdp = instances.lake(round((n_pairs / 4) ** 0.5), rng=rng)
+        cmdp = lake(round((n_pairs / 4) ** 0.5), rng=rng)
     else:
         cmdp = instances.garnet(n_pairs // 10, 10, n_utilities=3, gamma=0.95, rng=rng)
     share = np.ones(cmdp.r.shape)

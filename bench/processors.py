@@ -24,6 +24,7 @@ import numpy as np
 
 import dpdl
 from dpdl import CMDP, exact, instances
+from kinds import lake, ring
 
 #: Environment variables of each row of the table.
 KERNELS: dict[str, dict[str, str]] = {
@@ -45,9 +46,9 @@ def problem(seed: int) -> tuple[CMDP, np.ndarray, float]:
     if kind == 0:
         model = instances.garnet(int(rng.integers(3, 40)), int(rng.integers(2, 5)), int(rng.integers(1, 4)), rng=rng)
     elif kind == 1:
-        model = instances.ring(int(rng.integers(6, 40)), rng=rng)
+        model = ring(int(rng.integers(6, 40)), rng=rng)
     elif kind == 2:
-        model = instances.lake(int(rng.integers(3, 6)), rng=rng)
+        model = lake(int(rng.integers(3, 6)), rng=rng)
     else:  # sparse and dense rows, ends of episodes, gamma near one, limits that often cannot be kept
         S, A, I = int(rng.integers(1, 12)), int(rng.integers(1, 4)), int(rng.integers(0, 3))
         P = rng.dirichlet(np.full(S, 0.3), size=(S, A))

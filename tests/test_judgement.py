@@ -5,9 +5,9 @@ import pytest
 
 import logs
 from dpdl import CMDP, Dataset, exact
-from dpdl.instances import ring
 from dpdl.models import judgement, solving
 from dpdl.models.judgement import Dual, Judge, judge
+from kinds import ring
 from test_ends import GAMMA, ending_model
 
 UNIFORM = np.full((6, 3), 1 / 3)
