@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, exact, instances, learn, theory
+from dpdl.learner import defaults
 from dpdl.learner import run as runs
 from dpdl.settings import Settings
 
@@ -121,6 +122,17 @@ def test_gamma_alone_returns_the_better_of_plan_and_average():
     assert not given.notes  # the paper's start and the paper's average
     planned = learn(LOG, settings.changed(psi=settings.psi), rho0=MODEL.rho0, rng=0, start="plan")
     np.testing.assert_array_equal(planned.x_mean, result.x_mean)
+
+
+def test_a_plan_stays_within_the_psi_that_is_given():
+    free = exact.plug_in(LOG, 0.8, MODEL.rho0).solve()
+    needed = defaults.deviation(LOG, 0.8, free)
+    psi = (1 + needed) / 2
+    result = learn(LOG, gamma=0.8, psi=psi, rho0=MODEL.rho0, rng=0)
+    best = exact.plug_in(LOG, 0.8, MODEL.rho0).solve(psi=psi, mu=LOG.frequencies)
+    assert best.reward < free.reward - 1e-6
+    assert result.evaluation.reward.value <= best.reward + 1e-6 or runs.AVERAGE_IS_BETTER in result.notes
+    assert defaults.deviation(LOG, 0.8, best) <= psi * (1 + 1e-6)
 
 
 def test_settings_of_a_result_are_derived_again():

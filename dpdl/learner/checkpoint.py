@@ -214,7 +214,7 @@ def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
     if header["reference_given"]:
         inputs = replace(inputs, reference=reference)
     start = header["start"]
-    aim = plan(log, settings.gamma, inputs.initial) if start == PLAN else None
+    aim = plan(log, settings.gamma, inputs.initial, stated.psi) if start == PLAN else None
     return Layout.assemble(log, settings, inputs, reference, start, plan=aim)
 
 

@@ -1,7 +1,8 @@
 """What `learn` finds from the log when it is not told: psi, slater, T, a mixing time, and a start at the plan.
 
 The plan is the best safe policy of the plug-in model (`CMDP.solve`), with its value function and multipliers: a saddle
-point of the problem that Algorithm 1 plays on the log, where psi does not bind.
+point of the problem that Algorithm 1 plays on the log. If psi is given and binds, the plan is that within psi, for models
+of up to CAPPED_PAIRS pairs; beyond, it is moved into the caps for the start and is no candidate for the result.
 
     psi      twice what the plan needs, between LEAST_PSI and MOST_PSI
     slater   half of the best worst utility on the plug-in model
@@ -31,14 +32,35 @@ LEAST_SLATER, MIDDLE_SLATER = 1e-3, 0.5
 VISITS, LEAST_STEPS, MOST_STEPS = 1000, 100_000, 10**9
 #: Share of mu_hat/(1-gamma) in the start, which must be positive everywhere, and the least multiplier in it.
 MIXED, LEAST_LAM = 1e-4, 0.01
-#: Relative gap of the plan.
-PLAN_GAP = 1e-3
+#: Relative gap of the plan, and the largest number of pairs for which it is made within a given psi.
+PLAN_GAP, CAPPED_PAIRS = 1e-3, 5000
+#: A share of the time that is rounding.
+NOTHING = 1e-9
 
 
-def plan(log: Dataset, gamma: float, initial: Array) -> Solution | None:
-    """Return the best safe policy of the plug-in model; None if it has none, or none was found."""
-    found = plug_in(log, gamma, initial).solve(tol=PLAN_GAP)
-    return found if np.isfinite(found.reward) else None
+def plan(log: Dataset, gamma: float, initial: Array, psi: float | None = None) -> Solution | None:
+    """Return the best safe policy of the plug-in model, within psi of the log if that is given and the model is small.
+
+    None if there is none, or none was found.
+    """
+    model = plug_in(log, gamma, initial)
+    best = model.solve(tol=PLAN_GAP)
+    if (
+        psi is not None
+        and np.isfinite(best.reward)
+        and model.r.size <= CAPPED_PAIRS
+        and deviation(log, gamma, best) > psi
+    ):
+        best = model.solve(psi=psi, mu=log.frequencies)
+    return best if np.isfinite(best.reward) else None
+
+
+def deviation(log: Dataset, gamma: float, aim: Solution) -> float:
+    """The least psi that admits a plan: its largest occupancy relative to the frequency of the pair."""
+    occupancy, seen = (1 - gamma) * aim.occupancy.ravel(), np.zeros(aim.occupancy.size)
+    seen[log.pairs] = log.pair_counts / len(log)
+    ratio = np.divide(occupancy, seen, where=seen > 0, out=np.where(occupancy > NOTHING, np.inf, 0.0))
+    return float(ratio.max())
 
 
 def completed(log: Dataset, settings: Settings, initial: Array, aim: Solution | None) -> Settings:
@@ -57,10 +79,7 @@ def completed(log: Dataset, settings: Settings, initial: Array, aim: Solution | 
 
 def _generous_psi(log: Dataset, gamma: float, aim: Solution | None) -> float:
     """Twice the deviation of the plan from the log, within the bounds of psi."""
-    if aim is None:
-        return MOST_PSI
-    ratio = (1 - gamma) * aim.occupancy.ravel()[log.pairs] * len(log) / log.pair_counts
-    return float(np.clip(2 * ratio.max(), LEAST_PSI, MOST_PSI))
+    return MOST_PSI if aim is None else float(np.clip(2 * deviation(log, gamma, aim), LEAST_PSI, MOST_PSI))
 
 
 def _careful_slater(log: Dataset, gamma: float, initial: Array) -> float:

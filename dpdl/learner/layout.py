@@ -293,8 +293,9 @@ class Layout:
         elif start is None and not settings.is_complete:
             name = PLAN
         if name == PLAN:
-            plans = [one.plan for one in like if one.start_name == PLAN and one.settings.gamma == settings.gamma]
-            plan = plans[0] if plans else defaults.plan(log, settings.gamma, inputs.initial)
+            asked = settings.gamma, settings.psi
+            plans = [one.plan for one in like if one.plan and (one.settings.gamma, one.settings.stated.psi) == asked]
+            plan = plans[0] if plans else defaults.plan(log, settings.gamma, inputs.initial, settings.psi)
             name = PLAN if plan is not None else PAPER
         if not settings.is_complete or settings.mixing_time == ESTIMATE:
             settings = defaults.completed(log, settings, inputs.initial, plan)

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpdl import _core
 from dpdl._validation import Array
+from dpdl.learner.defaults import deviation
 from dpdl.learner.layout import Layout
 from dpdl.premises import guarantee, premises
 from dpdl.result import Result
@@ -70,7 +71,9 @@ class Run:
         """The better of plan and average: one that keeps the constraints, then the one that earns more."""
         table = self.layout.coordinates.table(self.layout.plan_x())
         plan = replace(average, x_table=table, notes=(*average.notes, PLAN_IS_BETTER))
-        if plan.evaluation is None or average.evaluation is None:
+        aim, psi = self.layout.plan, self.layout.settings.psi
+        beyond = aim is None or deviation(self.layout.log, self.layout.settings.gamma, aim) > psi * (1 + 1e-6)
+        if beyond or plan.evaluation is None or average.evaluation is None:
             return average
         kept, earned = average.evaluation.kept, average.evaluation.reward.value
         if (kept and earned >= plan.evaluation.reward.value) or not plan.evaluation.kept:
