@@ -1,8 +1,8 @@
 """What `learn` finds from the log when it is not told: psi, slater, T, a mixing time, and a start at the plan.
 
 The plan is the best safe policy of the plug-in model (`CMDP.solve`), with its value function and multipliers: a saddle
-point of the problem that Algorithm 1 plays on the log. If psi is given and binds, the plan is that within psi, for models
-of up to CAPPED_PAIRS pairs; beyond, it is moved into the caps for the start and is no candidate for the result.
+point of the problem that Algorithm 1 plays on the log. If psi is given and binds, the plan is that within psi, for
+models of up to CAPPED_PAIRS pairs; beyond, it is moved into the caps for the start and is no candidate for the result.
 
     psi      twice what the plan needs, between LEAST_PSI and MOST_PSI
     slater   half of the best worst utility on the plug-in model
