@@ -18,13 +18,14 @@ if find_spec("dpdl._core") is None:
     )
 
 if TYPE_CHECKING:
-    from dpdl import exact, instances, mixing, policy, sources, theory
+    from dpdl import exact, instances, mixing, policy, theory
     from dpdl.acting import Policy
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
     from dpdl.data.reference import Reference, estimate_reference
-    from dpdl.environments.rollout import Rollout, rollout
+    from dpdl.data.sources import read_log
+    from dpdl.gym import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
     from dpdl.learner.learn import learn
     from dpdl.learner.replicate import Replicas, Sweep, replicate, sweep
@@ -42,13 +43,12 @@ if TYPE_CHECKING:
     from dpdl.safety.frontier import Frontier, frontier
     from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
-    from dpdl.sources.opening import read_log
 
     __version__: str
 
 #: Where the public names are defined, as the block above has it for type checkers; "" for a module of the package.
 _HOMES = {
-    "": "exact instances mixing policy sources theory",
+    "": "exact instances mixing policy theory",
     "acting": "Policy",
     "learner.slater": "SlaterEstimate estimate_slater",
     "learner.verify": "Verification verify",
@@ -56,7 +56,7 @@ _HOMES = {
     "data.discretizer": "Discretizer",
     "data.labels": "Labels",
     "data.reference": "Reference estimate_reference",
-    "environments.rollout": "Rollout rollout",
+    "gym": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
@@ -72,7 +72,7 @@ _HOMES = {
     "safety.frontier": "Frontier frontier",
     "safety.safe": "safe_policy",
     "settings": "Settings",
-    "sources.opening": "read_log",
+    "data.sources": "read_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -118,7 +118,6 @@ __all__ = [
     "resume",
     "rollout",
     "safe_policy",
-    "sources",
     "sweep",
     "theory",
     "verify",

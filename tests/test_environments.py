@@ -9,7 +9,7 @@ import pytest
 import logs
 from dpdl import CMDP, Labels, Policy, exact, judge, rollout
 from dpdl import policy as policies
-from dpdl.environments import rollout as rollouts
+from dpdl import gym as rollouts
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, world
 
 MAKE = {
@@ -32,7 +32,7 @@ def make(name, steps=LONG):
 
 
 def model(name, **options):
-    arguments = {"gamma": GAMMA, "cost": COSTS[name], "limits": LIMITS[name], "normalised": False} | options
+    arguments = {"gamma": GAMMA, "cost": COSTS[name], "limits": LIMITS[name], "limit_on": "total"} | options
     return CMDP.from_gymnasium(make(name), **arguments)
 
 
@@ -100,7 +100,7 @@ def test_units_stay_with_the_model_and_its_logs():
 
 def test_several_costs_and_normalised_limits():
     lake = CMDP.from_gymnasium(
-        make("FrozenLake"), gamma=0.9, limits=[0.5, 0.01], normalised=True,
+        make("FrozenLake"), gamma=0.9, limits=[0.5, 0.01], limit_on="average",
         cost=lambda s, a, s_next, reward, terminated: [1.0, float(s_next == 0)],
     )  # fmt: skip
     assert lake.n_utilities == 2
@@ -113,7 +113,7 @@ def test_several_costs_and_normalised_limits():
 def test_what_cannot_be_a_model():
     with pytest.raises(ValueError, match="CartPoleEnv has no transition table P"):
         CMDP.from_gymnasium(gymnasium.make("CartPole-v1"), gamma=0.9)
-    with pytest.raises(TypeError, match="cost, limits and normalised go together"):
+    with pytest.raises(TypeError, match="cost, limits and limit_on go together"):
         CMDP.from_gymnasium(make("Taxi"), gamma=0.9, cost=COSTS["Taxi"])
     with pytest.raises(ValueError, match=r"limits must have shape \(1,\), got \(2,\)"):
         model("Taxi", limits=[1, 2])

@@ -39,7 +39,7 @@ TABLE = {
 }
 NAMES = {"state": "ward", "action": "drug", "reward": "gain"}
 EPISODES = {**NAMES, "episode": "patient", "terminated": "died"}
-COSTS = {"icu": 0.2, "falls": 1}
+COSTS = ["icu", "falls"]
 
 
 def table(**columns):
@@ -55,7 +55,7 @@ def same(one, other):
             assert left.dtype == right.dtype
             assert left.tobytes() == right.tobytes(), name
     assert one.labels.to_json() == other.labels.to_json()
-    assert (one.names, one.limits, one.notes) == (other.names, other.limits, other.notes)
+    assert (one.names, one.notes) == (other.names, other.notes)
 
 
 # Episodes and ends.
@@ -73,7 +73,6 @@ def test_the_next_row_of_the_episode_is_the_next_state():
     assert log.terminated.tolist() == [False, False, True, False]
     assert log.starts.tolist() == [0, 3]
     assert log.names == ("icu", "falls")
-    assert log.limits == (0.2, 1.0)
     assert [array.dtype for array in (log.s, log.a, log.s_next, log.starts)] == [np.int32] * 3 + [np.int64]
     (note,) = log.notes  # row 4 stops without an end
     assert note.startswith("1 row was left out: the record of an episode stops there")

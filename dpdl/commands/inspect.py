@@ -13,15 +13,15 @@ from dpdl.commands.logs import opened
 from dpdl.commands.output import OK, show
 from dpdl.data.columns import Column, column_names, load
 from dpdl.data.dataset import Dataset
+from dpdl.data.sources import kind_of
 from dpdl.safety.coverage import coverage
-from dpdl.sources.opening import kind_of
 
 KINDS = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}
 
 
 def inspect(options: Any) -> int:
     """Show the columns of a table, or the log that its columns make."""
-    if options.state is None and kind_of(options.log) in ("csv", "parquet"):
+    if options.state is None and kind_of(options.log) == "table":
         return _inspect_columns(options)
     log = opened(options)
     facts = _facts(log)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
-from dpdl.sources.opening import kind_of, read_log
+from dpdl.data.sources import kind_of, read_log
 
 NAMES = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
 

@@ -70,8 +70,8 @@ class Dataset:
     labels : Labels or None
         What states and actions are called (`read_log`); a saved log keeps them.
     repeats, spreads : arrays or None
-        Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
-        costs or utilities among them.
+        Of a log of counts (`from_counts`): how many transitions each record stands for, and the standard deviations of
+        reward and costs or utilities among them.
     question : Question or None
         What the log was posed under (`dpdl.question.pose`); None for a log in the caller's units.
     path : pathlib.Path or None
@@ -147,9 +147,9 @@ class Dataset:
         n_actions: int,
         costs: Mapping[str, ArrayLike] | None = None,
         terminated: ArrayLike | None = None,
-        r_var: ArrayLike | None = None,
-        u_var: ArrayLike | None = None,
-        cost_vars: Mapping[str, ArrayLike] | None = None,
+        r_std: ArrayLike | None = None,
+        u_std: ArrayLike | None = None,
+        cost_stds: Mapping[str, ArrayLike] | None = None,
         initial: ArrayLike | None = None,
     ) -> Dataset:
         """Make a log from counts, one row for each distinct transition: what one group-by makes of a log of any length.
@@ -169,10 +169,10 @@ class Dataset:
             Mean utilities; or `costs`, mean costs by name.
         terminated : array_like of bool, optional
             Rows that ended their episode.
-        r_var, u_var or cost_vars : optional
-            Variances within a row (population: divided by the count), shaped like `r`, `u` and `costs`. Without them
-            all transitions of a row are taken to have had the same reward and costs, which is so if the group-by is by
-            these as well; otherwise standard errors come out too small.
+        r_std, u_std or cost_stds : optional
+            Standard deviations within a row (population: divided by the count), shaped like `r`, `u` and `costs`.
+            Without them all transitions of a row are taken to have had the same reward and costs, which is so if the
+            group-by is by these as well; otherwise standard errors come out too small.
         initial : array_like of int, shape (S,), optional
             How many episodes began in each state: the default of the initial distribution.
         n_states, n_actions
@@ -193,9 +193,9 @@ class Dataset:
             u,
             costs=costs,
             terminated=terminated,
-            r_var=r_var,
-            u_var=u_var,
-            cost_vars=cost_vars,
+            r_std=r_std,
+            u_std=u_std,
+            cost_stds=cost_stds,
             initial=initial,
             n_states=n_states,
             n_actions=n_actions,
@@ -313,8 +313,8 @@ class Dataset:
             if spreads is not None:
                 spreads = np.empty(len(records), dtype=packing.spread_dtype(n))
                 assert self.spreads is not None
-                spreads["r"] = self.spreads["r"] * question.reward_slope**2
-                spreads["u"] = self.spreads["u"][:, question.columns] * question.slope**2
+                spreads["r"] = self.spreads["r"] * question.reward_slope
+                spreads["u"] = self.spreads["u"][:, question.columns] * abs(question.slope)
         shared = {name: value for name, value in self.__dict__.items() if name not in _OF_RAW}
         log = type(self).__new__(type(self))
         log.__dict__.update(shared)

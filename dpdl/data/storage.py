@@ -14,8 +14,8 @@ Version 3 of the format is a folder with these files:
 ``starts.npy``
     int64: positions at which trajectories begin, ascending from 0. Absent if the transitions are independent.
 ``repeats.npy``, ``spreads.npy``, ``initial.npy``
-    Only for a log of counts: how many transitions each record stands for (int64); the variances of reward and utilities
-    among them (1 + I doubles a record); how often an episode began in each state (int64). Each may be absent.
+    Only for a log of counts: how many transitions each record stands for (int64); the standard deviations of reward and
+    utilities among them (1 + I doubles a record); how often an episode began in each state (int64). Each may be absent.
 
 ``labels.json``
     Only if states and actions have labels: one JSON object (ASCII) as `Labels.to_json` makes it. The header then has
@@ -425,7 +425,7 @@ def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], fir
 
 def _check_spreads(part: NDArray[Any], first: int) -> None:
     for name in ("r", "u"):
-        _check_numbers(f"variance of {name}", 0, LARGEST, part[name], first)
+        _check_numbers(f"standard deviation of {name}", 0, LARGEST, part[name], first)
 
 
 class _Records:

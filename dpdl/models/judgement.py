@@ -413,7 +413,7 @@ class Judge:
                 spread: Array | float = 0.0
                 if data.spreads is not None:
                     rows = data.spreads[first : first + len(part)]
-                    spread = rows["r"] if k == 0 else rows["u"][:, k - 1]
+                    spread = (rows["r"] if k == 0 else rows["u"][:, k - 1]) ** 2
                 if in_units:
                     factor = question.reward_scale if k == 0 else question.scales[k - 1]
                     y, spread = factor * y, factor**2 * spread
