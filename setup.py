@@ -28,6 +28,8 @@ def extension(name: str) -> Extension:
         [f"src_cython/{name}.pyx"],
         include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        # Without it exp and log are bound to their oldest versions in libm, which are wrapped, not to the default ones.
+        libraries=[] if os.name == "nt" else ["m"],
         extra_compile_args=[*flags, *sanitizers],
         extra_link_args=sanitizers,
         depends=sorted(glob("src_cython/*.px[di]")),

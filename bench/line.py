@@ -8,20 +8,18 @@ Logs of four kinds of problem, twenty records a pair, and methods that find a po
     lake     a slippery grid with holes, and one reward at its end
 
     highs    the linear program by HiGHS' interior point method, without crossover
-    pdlp     the same by HiGHS' PDLP            ortools   the same by OR-Tools' PDLP, both to 1e-4
-    planner  CMDP.solve to a gap of 0.1%        theory    the paper's algorithm from its own start
-    learn    `dpdl.learn` with its defaults
+    planner  CMDP.solve to a gap of 0.1%
+    paper    `dpdl.learn` with psi, slater and T given: Algorithm 1 from its own start
+    learn    `dpdl.learn` with its defaults: Algorithm 1 from the plan
 
-Each is run without deviation control, and as "fast, psi" and so on with half the psi that the best policy needs. For
-each: seconds, from the plug-in model (or the log, for theory and learn) to a policy; the reward of that policy on the
-plug-in model relative to the best one's (or to a bound of that, if it was not found within the time limit); its least
-utility, normalised, negative if a constraint is broken; with psi, the largest occupancy relative to its cap; and the
-gap that the method itself proves (learn: within the psi that it finds), relative to the best reward.
+For each: seconds, from the plug-in model (or the log, for paper and learn) to a policy; the reward of that policy on
+the plug-in model relative to the best one's; its least utility, normalised, negative if a constraint is broken; and the
+gap that the method itself proves, relative to the best reward.
 Methods run one after the other, each in a process of its own, which is ended at the time limit: "did not finish".
 
     python bench/line.py --million      10^6 pairs of fast by the planner: seconds, gap and memory
 
-Needs ``pip install 'dpdl[bench]'``; without it the methods that are not installed are left out, and that is said.
+Needs ``pip install 'dpdl[bench]'``; without it HiGHS is left out, and that is said.
 """
 
 from __future__ import annotations
@@ -45,24 +43,22 @@ import peers
 from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
 from dpdl.models import linear_programs as programs
-from dpdl.models import planner, restricted
-from dpdl.models.linear_programs import Solver
+from dpdl.models import planner
 
 KINDS = ("fast", "ring", "lake", "skewed")
 SIZES = (300, 3_000, 30_000, 300_000)
-COLOURS = {"highs": "C0", "pdlp": "C1", "ortools": "C2", "planner": "C3", "theory": "C4", "learn": "C5"}
-RECORDS_PER_PAIR, GAP, ACCURACY = 20, 1e-3, 1e-4
-#: Of the theory: its psi where none binds, its Slater constant, and the steps a pair, as many as `learn` takes.
+COLOURS = {"highs": "C0", "planner": "C3", "paper": "C4", "learn": "C5"}
+RECORDS_PER_PAIR, GAP = 20, 1e-3
+#: Of Algorithm 1 from its own start: psi, slater, and the steps a pair.
 PSI, SLATER, VISITS, MOST_STEPS = 20.0, 0.1, 1000, 100_000_000
 
 
 class Problem(NamedTuple):
-    """A log, its plug-in model, and the class of policies by which methods are judged: safe, and within psi."""
+    """A log, its plug-in model, and an upper bound of the best safe reward there, within GAP/10 of it."""
 
     log: Dataset
     model: CMDP
-    psi: float | None
-    best: float  # an upper bound of the largest reward of the class, within GAP/10 of it unless time ran out
+    best: float
 
 
 class Outcome(NamedTuple):
@@ -91,66 +87,43 @@ def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
 # ---- The methods ----
 
 
-def by_program(solver: Solver, problem: Problem) -> Outcome | None:
+def by_program(problem: Problem) -> Outcome | None:
     model = problem.model
-    caps = programs.region(model, problem.psi, None if problem.psi is None else problem.log.frequencies)
-    program = programs.largest_reward(model, 0.0, caps)
-    found = programs.propose(program, solver)
+    program = programs.largest_reward(model, 0.0, programs.region(model))
+    found = programs.propose(program, partial(peers.highs, solver="ipm", run_crossover="off"))
     if found is None:
         return None
     bound = program.bound(found.V, found.w) / (1 - model.gamma)
     return Outcome(policies.from_occupancy(found.q.reshape(model.r.shape)), bound)
 
 
-def by_planner(problem: Problem) -> Outcome | None:
-    if problem.psi is None:
-        found = problem.model.solve(method="planner", tol=GAP)
-        return Outcome(found.policy, found.upper)
-    near = restricted.plan(problem.model, problem.psi, problem.log.frequencies, tol=GAP)
-    if not np.isfinite(near.excess):
-        return None
-    return Outcome(policies.from_occupancy(near.q.reshape(problem.model.r.shape)), near.bounds[1])
+def by_planner(problem: Problem) -> Outcome:
+    found = problem.model.solve(method="planner", tol=GAP)
+    return Outcome(found.policy, found.upper)
 
 
-def by_learning(problem: Problem, seed: int, **keywords: Any) -> Outcome:
-    model, narrower = problem.model, problem.psi is None and "psi" in keywords  # its bound is one of a smaller class
-    keywords |= {} if problem.psi is None else {"psi": problem.psi}
+def by_learning(seed: int, problem: Problem, **keywords: Any) -> Outcome:
+    model = problem.model
     found = dpdl.learn(problem.log, gamma=model.gamma, rho0=model.rho0, rng=seed, progress=False, **keywords)
-    judged = found.evaluation
-    unknown = narrower or judged is None or judged.bound is None
-    return Outcome(np.asarray(found.policy), np.inf if unknown else judged.bound)
+    return Outcome(np.asarray(found.policy), np.inf)
+
+
+def by_the_paper(seed: int, problem: Problem) -> Outcome:
+    n_steps = min(MOST_STEPS, VISITS * problem.model.r.size)
+    return by_learning(seed, problem, psi=PSI, slater=SLATER, T=n_steps)
 
 
 def methods(seed: int) -> dict[str, Callable[[Problem], Outcome | None]]:
     """The methods that are installed, by name."""
-    found: dict[str, Callable[[Problem], Outcome | None]] = {}
-    if find_spec("highspy"):
-        found["highs"] = partial(by_program, partial(peers.highs, solver="ipm", run_crossover="off"))
-        found["pdlp"] = partial(by_program, partial(peers.highs, solver="pdlp", pdlp_optimality_tolerance=ACCURACY))
-    if find_spec("ortools"):
-        found["ortools"] = partial(by_program, partial(peers.ortools, accuracy=ACCURACY))
-    found["planner"] = by_planner
-    found["theory"] = lambda problem: by_learning(
-        problem,
-        seed,
-        **{"profile": "theory", "psi": PSI, "slater": SLATER, "T": min(MOST_STEPS, VISITS * problem.model.r.size)},
-    )
-    found["learn"] = lambda problem: by_learning(problem, seed)
-    return found
+    chosen: dict[str, Callable[[Problem], Outcome | None]] = {"highs": by_program} if find_spec("highspy") else {}
+    return chosen | {
+        "planner": by_planner,
+        "paper": partial(by_the_paper, seed),
+        "learn": partial(by_learning, seed),
+    }
 
 
 # ---- Running and judging them ----
-
-
-def reference(log: Dataset, model: CMDP, psi: bool, limit: float) -> Problem:
-    """The class of a problem, and its best reward; psi is half of what the best policy without psi needs."""
-    free = planner.plan(model, tol=GAP / 10)
-    if not psi:
-        return Problem(log, model, None, free.upper)
-    mu = log.frequencies
-    half = max(1.0, 0.5 * (1 - model.gamma) * float((free.occupancy[mu > 0] / mu[mu > 0]).max()))
-    near = restricted.plan(model, half, mu, tol=GAP / 10, time_limit=limit)
-    return Problem(log, model, half, min(near.bounds[1], free.upper))
 
 
 def measured(method: Callable[[Problem], Outcome | None], problem: Problem, limit: float) -> dict[str, Any]:
@@ -170,18 +143,12 @@ def measured(method: Callable[[Problem], Outcome | None], problem: Problem, limi
     model, unit = problem.model, 1 - problem.model.gamma
     value = model.evaluate(outcome.policy)
     gap = (outcome.bound - value.reward) / abs(problem.best)
-    found: dict[str, Any] = {
+    return {
         "seconds": seconds,
         "reward": value.reward / problem.best,
         "utility": unit * float(value.utilities.min()),
         "gap": gap if np.isfinite(gap) else None,
     }
-    if problem.psi is not None:
-        mu = problem.log.frequencies
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(value.occupancy > 1e-12, unit * value.occupancy / (problem.psi * mu), 0.0)
-        found["over_cap"] = float(min(ratio.max(), 1e9))
-    return found
 
 
 def _send(sender: Any, method: Callable[[Problem], Outcome | None], problem: Problem) -> None:
@@ -197,24 +164,19 @@ def survey(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, dict[
     chosen = {name: one for name, one in methods(arguments.seed).items() if name in arguments.methods}
     for name in sorted(set(arguments.methods) - chosen.keys()):
         print(f"{name} is left out: pip install 'dpdl[bench]'", file=sys.stderr)
-    print(
-        f"{'problem':<12} {'pairs':>8} {'method':<8} {'seconds':>8} {'reward':>8} {'utility':>9} {'gap':>8} {'cap':>6}"
-    )
+    print(f"{'problem':<8} {'pairs':>8} {'method':<8} {'seconds':>8} {'reward':>8} {'utility':>9} {'gap':>8}")
     found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for kind in arguments.problems:
         for n_pairs in arguments.sizes:
-            _tell(f"{kind}, {n_pairs:,} pairs: the problem")
+            _tell(f"{kind}, {n_pairs:,} pairs: the problem and its best reward")
             log, model = draw(kind, n_pairs, arguments.seed)
-            for psi in (False, True):
-                name = f"{kind}, psi" if psi else kind
-                _tell(f"{name}, {n_pairs:,} pairs: its best reward")
-                problem = reference(log, model, psi, arguments.time_limit)
-                for method, run in chosen.items():
-                    _tell(f"{name}, {n_pairs:,} pairs: {method}")
-                    row = measured(run, problem, arguments.time_limit)
-                    found.setdefault(name, {}).setdefault(str(n_pairs), {})[method] = row
-                    _tell("")
-                    print(f"{name:<12} {n_pairs:>8,} {method:<8} {cells(row, arguments.time_limit)}", flush=True)
+            problem = Problem(log, model, planner.plan(model, tol=GAP / 10).upper)
+            for method, run in chosen.items():
+                _tell(f"{kind}, {n_pairs:,} pairs: {method}")
+                row = measured(run, problem, arguments.time_limit)
+                found.setdefault(kind, {}).setdefault(str(n_pairs), {})[method] = row
+                _tell("")
+                print(f"{kind:<8} {n_pairs:>8,} {method:<8} {cells(row, arguments.time_limit)}", flush=True)
     return found
 
 
@@ -229,8 +191,7 @@ def cells(row: dict[str, Any], limit: float) -> str:
         seconds = f"> {limit:.0f}" if row["seconds"] is None else f"{row['seconds']:.2f}"
         return f"{seconds:>8} {row['note']}"
     gap = "-" if row["gap"] is None else f"{row['gap']:.2%}"
-    over = f" {row['over_cap']:>6.2f}" if "over_cap" in row else ""
-    return f"{row['seconds']:>8.2f} {row['reward']:>8.2%} {row['utility']:>9.5f} {gap:>8}{over}"
+    return f"{row['seconds']:>8.2f} {row['reward']:>8.2%} {row['utility']:>9.5f} {gap:>8}"
 
 
 def _tell(text: str) -> None:
@@ -246,34 +207,26 @@ def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: st
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = [name for name in (*KINDS, *(f"{kind}, psi" for kind in KINDS)) if name in found]
-    n_columns = min(4, len(names))
-    n_rows = -(-len(names) // n_columns)
+    names = [name for name in KINDS if name in found]
     figure, axes = plt.subplots(
-        n_rows, n_columns, figsize=(3.4 * n_columns, 2.9 * n_rows), sharex=True, sharey=True, squeeze=False
+        1, len(names), figsize=(3.4 * len(names), 3.1), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, name in zip(axes.flat, names, strict=False):
+    for axis, name in zip(axes.flat, names, strict=True):
         for method, colour in COLOURS.items():
             rows = [(int(size), by[method]) for size, by in found[name].items() if method in by]
             rows = [(size, row) for size, row in rows if row["reward"] is not None]
             lost = [max(1e-5, abs(1 - row["reward"])) for _, row in rows]
             axis.plot([row["seconds"] for _, row in rows], lost, color=colour, lw=0.8, label=method)
             for (size, row), value in zip(rows, lost, strict=True):
-                kept = row["utility"] >= -0.002 and row.get("over_cap", 0) <= 1.05
-                face = colour if kept else "none"
+                face = colour if row["utility"] >= -0.002 else "none"
                 axis.scatter(row["seconds"], value, 10 * np.log10(size / 30), facecolors=face, edgecolors=colour)
         axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5))
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:
         axis.set_ylabel("|1 - reward / best|")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False)
-    figure.suptitle(
-        "lower left is better; larger marks: more pairs; hollow: a constraint broken, or psi exceeded by more than 5%",
-        fontsize=9,
-    )
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle("lower left is better; larger marks: more pairs; hollow: a constraint broken", fontsize=9)
     figure.savefig(path, dpi=110)
 
 

@@ -1,4 +1,4 @@
-"""Solvers of other libraries with the signature of `dpdl.models.linear_programs.optimum`."""
+"""HiGHS by its own Python interface, with the signature of `dpdl.models.linear_programs.optimum`."""
 
 from typing import Any
 
@@ -37,24 +37,6 @@ def highs(program: Standard, **options: Any) -> Optimum | None:
     if not (solution.value_valid and solution.dual_valid):
         return None
     return _checked(program, np.array(solution.col_value), np.array(solution.row_dual))
-
-
-def ortools(program: Standard, accuracy: float) -> Optimum | None:
-    """OR-Tools' PDLP; None if it returns no point."""
-    from ortools.pdlp import solvers_pb2
-    from ortools.pdlp.python import pdlp
-
-    matrix, lower, upper = _rows(program)
-    model = pdlp.QuadraticProgram()
-    model.objective_vector = program.cost
-    model.constraint_matrix = sp.csc_matrix(matrix)
-    model.constraint_lower_bounds, model.constraint_upper_bounds = lower, upper
-    model.variable_lower_bounds, model.variable_upper_bounds = np.zeros(len(program.cost)), program.upper
-    settings = solvers_pb2.PrimalDualHybridGradientParams()
-    settings.termination_criteria.simple_optimality_criteria.eps_optimal_relative = accuracy
-    settings.termination_criteria.simple_optimality_criteria.eps_optimal_absolute = accuracy
-    solution = pdlp.primal_dual_hybrid_gradient(model, settings)
-    return _checked(program, np.array(solution.primal_solution), np.array(solution.dual_solution))
 
 
 def _checked(program: Standard, y: np.ndarray, duals: np.ndarray) -> Optimum | None:

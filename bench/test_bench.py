@@ -95,7 +95,7 @@ def test_floor_of_a_step(timed, size):
 # Sampling -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", (10**4, 10**7), ids="{:.0e}".format)
+@pytest.mark.parametrize("size", [10**4, 10**7], ids="{:.0e}".format)
 @pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory", "alias"])
 def test_draws(timed, order, size):
     """A record and an initial state a draw; "alias" draws records of counts by their weights."""
@@ -121,7 +121,7 @@ def test_numpy_draws(timed):
 # Gradients and mirror steps -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_utilities", (1, 4, 20))
+@pytest.mark.parametrize("n_utilities", [1, 4, 20])
 @pytest.mark.parametrize("size", SIZES[:2], ids="{:.0e}".format)
 def test_gradients(timed, size, n_utilities):
     core = Bench(size, LOOSE, n_utilities).lazy()
@@ -142,8 +142,8 @@ def test_numpy_V_update(timed):
     assert abs(timed("V update", lambda: [np.clip(V - 1e-3 * g, -10, 10) for _ in range(200)], 200)[-1]).max() <= 10
 
 
-@pytest.mark.parametrize("n_utilities", (1, 4, 20))
-@pytest.mark.parametrize("radius", (40.0, 1e-3), ids=["inside", "scaled"])
+@pytest.mark.parametrize("n_utilities", [1, 4, 20])
+@pytest.mark.parametrize("radius", [40.0, 1e-3], ids=["inside", "scaled"])
 def test_lam_update(timed, n_utilities, radius):
     log_lam = np.full(n_utilities, -np.log(n_utilities))
     u = np.linspace(-1e-6, 1e-6, n_utilities)
@@ -180,7 +180,7 @@ def raising(core, case):
     return np.resize(drawn, STEPS)
 
 
-@pytest.mark.parametrize("case", (1, 2, 3, 4))
+@pytest.mark.parametrize("case", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", SIZES[:3], ids="{:.0e}".format)
 def test_x_update(timed, size, case):
     """All updates but a few are in one case; in case 1 they alternate, in the others x_j grows by 10^-4 of itself."""
@@ -194,7 +194,7 @@ def test_x_update(timed, size, case):
     assert cases[case - 1] > 0.9 * sum(cases)
 
 
-@pytest.mark.parametrize("case", (1, 2, 3, 4))
+@pytest.mark.parametrize("case", [1, 2, 3, 4])
 def test_numpy_x_update(timed, case):
     multiples = {1: (2.0, 2.0), 2: (1.0, 2.0), 3: (2.0, 1.0), 4: (1.0, 1.0)}[case]
     core = bound(settled(SIZES[0], LOOSE), *multiples)

@@ -18,8 +18,10 @@ from experiments.common import Outcome
 #: In the order of the paper; each is a module of `experiments` with a function ``run(quick) -> Outcome``.
 NAMES = (
     "rate",
+    "dependence",
     "sparsity",
     "deviation",
+    "control",
     "safety",
     "reference",
     "variance",
@@ -41,10 +43,13 @@ def draw(outcome: Outcome, folder: Path) -> None:
         print("No figure: matplotlib is not installed; pip install 'dpdl[plot]'", file=sys.stderr)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    rows, columns = outcome.shape
+    size = (6.4, 4.2) if rows * columns == 1 else (3.6 * columns, 3 * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     outcome.draw(axes)
-    axes.set_title(outcome.title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(outcome.title, fontsize=10)
+    for place in figure.axes:
+        place.spines[["top", "right"]].set_visible(False)
     path = folder / f"{outcome.name}.png"
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dpdl.safety.answer import Answer, AnswerStatus
     from dpdl.safety.certificate import Certificate, certify
     from dpdl.safety.coverage import Coverage, coverage
+    from dpdl.safety.fit import ModelCheck, check_model
     from dpdl.safety.frontier import Frontier, frontier
     from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
@@ -69,6 +70,7 @@ _HOMES = {
     "safety.answer": "Answer AnswerStatus",
     "safety.certificate": "Certificate certify",
     "safety.coverage": "Coverage coverage",
+    "safety.fit": "ModelCheck check_model",
     "safety.frontier": "Frontier frontier",
     "safety.safe": "safe_policy",
     "settings": "Settings",
@@ -88,6 +90,7 @@ __all__ = [
     "Judgement",
     "Labels",
     "Level",
+    "ModelCheck",
     "Point",
     "Policy",
     "Premise",
@@ -102,6 +105,7 @@ __all__ = [
     "Sweep",
     "Verification",
     "certify",
+    "check_model",
     "coverage",
     "estimate_reference",
     "estimate_slater",

@@ -327,6 +327,7 @@ cdef inline void collect_powers(Lazy *f) noexcept nogil:
     """Compute the power sums, and with them the running sums, from the moments. drop must be zero."""
     cdef double[N_TERMS] s
     cdef double[N_TERMS] g
+    cdef double[N_MOMENTS] ratio
     cdef double t, v, w, weight
     cdef const double *q
     cdef int64_t b
@@ -340,11 +341,19 @@ cdef inline void collect_powers(Lazy *f) noexcept nogil:
         t = -f.tau[b]
         v = f.centre[b] * f.unit
         w = f.half[b] * f.unit
+        for k in range(1, DEGREE + 1):
+            ratio[k] = t * INVERSE[k]
         # g_p = sum d^p x. It enters the sums with (h/c)^p <= 3^-p, which makes up for the shorter series.
+        # All p together, because they make independent chains of operations.
         for p in range(N_TERMS):
             g[p] = q[DEGREE]
-            for k in range(DEGREE - p, 0, -1):
-                g[p] = q[k - 1 + p] + g[p] * (t * INVERSE[k])
+        for k in range(DEGREE, N_MOMENTS - N_TERMS, -1):
+            for p in range(N_MOMENTS - k):
+                g[p] = q[k - 1 + p] + g[p] * ratio[k]
+        for k in range(N_MOMENTS - N_TERMS, 0, -1):
+            for p in range(N_TERMS):
+                g[p] = q[k - 1 + p] + g[p] * ratio[k]
+        for p in range(N_TERMS):
             g[p] *= f.factor[b]
         weight = g[0]
         for p in range(N_TERMS):                    # invariant: g_k = sum u^p d^k x
@@ -541,44 +550,65 @@ cdef inline void rebase_all(Lazy *f, int64_t now) noexcept nogil:
     open_window(f, now)
 
 
+cdef inline void fold_elapsed(Lazy *f, int64_t b) noexcept nogil:
+    """Add the window's sum of x / z to q of a wide bin: sum_k u^k elapsed_k times f_i, as a polynomial in d."""
+    cdef double[N_TERMS] e
+    cdef double[N_MOMENTS][N_TERMS] terms       # of (-tau)^k / k! (h/top)^p e_p
+    cdef double power = f.factor[b], ratio, total, v = f.centre[b] * f.unit, w = f.half[b] * f.unit
+    cdef double *q = f.past + ROW * b
+    cdef int k, p
+    if f.window.drop == 0.0:                    # elapsed is a constant
+        total = power * f.window.elapsed[0]
+        q[0] += total
+        for k in range(1, N_MOMENTS):
+            total *= -f.tau[b] * INVERSE[k]
+            q[k] += total
+        return
+    for k in range(N_TERMS):
+        e[k] = f.window.elapsed[k]
+    for p in range(N_TERMS - 1):                # u = v + w d
+        for k in range(N_TERMS - 2, p - 1, -1):
+            e[k] += v * e[k + 1]
+    for p in range(N_TERMS):
+        terms[0][p] = power * e[p]
+        power *= w
+    for k in range(1, N_MOMENTS):
+        ratio = -f.tau[b] * INVERSE[k]
+        for p in range(N_TERMS):
+            terms[k][p] = terms[k - 1][p] * ratio
+    for k in range(N_TERMS):
+        total = q[k]
+        for p in range(k + 1):
+            total += terms[k - p][p]
+        q[k] = total
+    for k in range(N_TERMS, N_MOMENTS):
+        total = q[k]
+        for p in range(N_TERMS):
+            total += terms[k - p][p]
+        q[k] = total
+
+
 cdef inline void fold(Lazy *f, int64_t now) noexcept nogil:
     """Fold the window into the frames and q of the bins, and rebase the bins that pass the threshold."""
-    cdef double[N_TERMS] e
-    cdef double term, power, v, w, beta
-    cdef double *q
+    cdef double v, beta
+    cdef bint moved
     cdef int64_t b
-    cdef int k, p
     catch_up(f, now)
     beta = f.window.drop * f.unit
+    moved = f.window.drop > 0.0 or f.window.common > 0.0
     for b in range(f.n_wide):
-        # sum_k u^k elapsed_k with u = v + w d, as a polynomial in d, times f_i = factor exp(-d tau).
-        v = f.centre[b] * f.unit
-        w = f.half[b] * f.unit
-        for k in range(N_TERMS):
-            e[k] = f.window.elapsed[k]
-        for p in range(N_TERMS - 1):
-            for k in range(N_TERMS - 2, p - 1, -1):
-                e[k] += v * e[k + 1]
-        q = f.past + ROW * b
-        power = f.factor[b]
-        for p in range(N_TERMS if beta > 0.0 else 1):
-            term = power * e[p]
-            power *= w
-            q[p] += term
-            for k in range(1, N_MOMENTS - p):
-                term *= -f.tau[b] * INVERSE[k]
-                q[p + k] += term
+        fold_elapsed(f, b)
     for b in range(f.n_wide, f.n_bins):
         v = f.centre[b] * f.unit if f.unseen == NULL or b != f.unseen.bin else 0.0
         f.past[ROW * b] += f.factor[b] * elapsed_of(f, v)
-    for b in range(f.n_bins):
+    for b in range(f.n_bins if moved else 0):
         f.shift[b] += f.window.common
         if f.unseen == NULL or b != f.unseen.bin:
             f.shift[b] += f.centre[b] * beta
         f.tau[b] += f.half[b] * beta
         f.factor[b] = exp(-f.shift[b])
     open_window(f, now)
-    for b in range(f.n_bins):
+    for b in range(f.n_bins if moved else 0):
         # A large shift does not harm the series, but P has terms from when the factor was larger: growth by small
         # terms would be lost to rounding.
         if f.tau[b] > f.threshold or f.shift[b] > 4.0 * f.threshold:

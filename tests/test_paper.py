@@ -119,7 +119,7 @@ def test_budget_of_mu_hat_on_a_trajectory():
 
 # ---- Algorithm 1 ----
 
-#: psi, kappa, floor, ends, I, and scales instead of the theorem's: small alpha_x, large steps; large alpha_V, more mass.
+#: psi, kappa, floor, ends, I, scales instead of the theorem's: small alpha_x, large steps; large alpha_V, much mass.
 RUNS = {
     "slack": (30.0, 0.0, 1e-3, 0.0, 1, {}),
     "slack, ends": (40.0, 0.2, 1e-6, 0.15, 3, {}),

@@ -32,11 +32,35 @@ from experiments.machine import exact_log, machine
 
 #: These take longer. .ci/run has all experiments hold, and runs the slow tests as far as twenty minutes go.
 SLOW = {
-    "holds": ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive", "lower", "slater"),
-    "slip": ("sparsity", "deviation", "safety", "monotone", "adaptive", "mixing", "lower"),
+    "holds": (
+        "rate",
+        "dependence",
+        "control",
+        "sparsity",
+        "deviation",
+        "safety",
+        "monotone",
+        "adaptive",
+        "lower",
+        "slater",
+    ),
+    "slip": ("dependence", "control", "sparsity", "deviation", "safety", "monotone", "adaptive", "mixing", "lower"),
     "unbounded": ("monotone", "deviation"),
 }
-HOLDS = ("rate", "sparsity", "deviation", "safety", "monotone", "adaptive", "reference", "variance", "lower", "slater")
+HOLDS = (
+    "rate",
+    "dependence",
+    "sparsity",
+    "deviation",
+    "control",
+    "safety",
+    "monotone",
+    "adaptive",
+    "reference",
+    "variance",
+    "lower",
+    "slater",
+)
 
 
 def slowly(kind, name):
@@ -46,8 +70,10 @@ def slowly(kind, name):
 FAILS = {
     "slip": (
         "rate",
+        "dependence",
         "sparsity",
         "deviation",
+        "control",
         "safety",
         "monotone",
         "adaptive",
@@ -87,7 +113,7 @@ def test_holds(name):
     assert found.holds is True
     assert found.verdict.startswith(f"{name}: holds (")
     figure = Figure()
-    found.draw(figure.subplots())
+    found.draw(figure.subplots(*found.shape))
     figure.draw_without_rendering()
 
 
@@ -164,7 +190,7 @@ def between(hidden, learned):
     """An outcome at N = 1, 4, 16 with the lower bound 1, 1/2, 1/4."""
     sizes, lower = [1, 4, 16], np.array([1, 0.5, 0.25])
     hidden, learned = (np.array(values, dtype=float)[:, None] for values in (hidden, learned))
-    return hard.Bounded(sizes, lower, 8 * lower, (hidden, hidden), learned, {}).outcome("", "", "")
+    return hard.Bounded(sizes, lower, 8 * lower, (hidden, hidden), learned, "varpi", {}).outcome("", "", "")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class Outcome:
     """What an experiment found.
 
     `holds` is None if the statement cannot be seen at these budgets; `figure` holds the numbers behind the verdict.
+    `draw` takes the axes of a figure with `shape` rows and columns of them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Outcome:
     holds: bool | None
     figure: str
     draw: Callable[[Any], None]
+    shape: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if self.holds is not None and not isinstance(self.holds, bool):

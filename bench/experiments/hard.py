@@ -1,9 +1,10 @@
 """What the two experiments on lower bounds share: two learners, and the numbers of samples to give them.
 
 A lower bound holds for every learner, so that a broken one passes it with ease. Both experiments therefore ask for a
-second side. At the varpi of the proof, which shrinks with N, losses shrink with N whatever the policy; but at varpi =
-1/2, where the signs matter most and are easiest to see, they only shrink if the learner learns. There the upper bound
-of Theorem 4.1, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like N^(-1/2).
+second side. At the varpi of the proof, which shrinks with N, losses shrink with N whatever the policy; but at the
+largest varpi, where the signs matter most and are easiest to see, they only shrink if the learner learns. There the
+upper bound of Theorem 4.1, eps with T = c_o N psi log(.)/(slater^2 (1-gamma)^4 eps^2), says that they fall like
+N^(-1/2).
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def untaught(hard: HardInstance) -> Array:
 class Bounded:
     """What was measured between two bounds, all by number of samples.
 
-    `hidden` (DPDL, plug-in LP) is at the proof's varpi and `learned` (DPDL) at 1/2, both with one column a draw of the
-    signs; `more` holds further columns for the table.
+    `hidden` (DPDL, plug-in LP) is at the proof's varpi and `learned` (DPDL) at the largest, which `largest` names, both
+    with one column a draw of the signs; `more` holds further columns for the table.
     """
 
     sizes: list[int]
@@ -93,6 +94,7 @@ class Bounded:
     upper: Array
     hidden: tuple[Array, Array]
     learned: Array
+    largest: str
     more: dict[str, Array]
 
     @property
@@ -111,7 +113,7 @@ class Bounded:
             "lower": self.lower,
             "plug-in": self.hidden[1].mean(axis=1),
             "DPDL": self.hidden[0].mean(axis=1),
-            "DPDL, 1/2": self.learned.mean(axis=1),
+            "DPDL, largest varpi": self.learned.mean(axis=1),
             **self.more,
             "upper": self.upper,
         }
@@ -121,7 +123,7 @@ class Bounded:
             table(list(columns), zip(*columns.values(), strict=True)),
             min(dpdl, plug_in) >= 1 and self.exponent < -0.5 + SLACK,
             f"{quantity} over lower bound: at least {plug_in:.3g} (plug-in LP) and {dpdl:.3g} (DPDL), wanted 1; "
-            f"DPDL's slope at varpi = 1/2 is {self.exponent:.3f}, wanted below {-0.5 + SLACK:g}",
+            f"DPDL's slope at {self.largest} is {self.exponent:.3f}, wanted below {-0.5 + SLACK:g}",
             lambda axes: self.draw(axes, quantity),
         )
 
@@ -129,7 +131,7 @@ class Bounded:
         axes.plot(self.sizes, self.upper, "k--", lw=0.8, label="upper bound with c_o = 1")
         for k, (values, name) in enumerate(
             (
-                (self.learned, f"DPDL, varpi = 1/2: slope {self.exponent:.2f}"),
+                (self.learned, f"DPDL, {self.largest}: slope {self.exponent:.2f}"),
                 (self.hidden[0], "DPDL, the proof's varpi"),
                 (self.hidden[1], "plug-in LP, the proof's varpi"),
             )

@@ -24,7 +24,9 @@ CARE, SPEED = (7 / 8, 1 / 8), (1 / 8, 7 / 8)
 DELTA = 0.05
 
 
-def machine(data: ArrayLike, fast: ArrayLike, careful: float = 0.0, n_copies: int = 1) -> tuple[CMDP, Array]:
+def machine(
+    data: ArrayLike, fast: ArrayLike, careful: float = 0.0, n_copies: int = 1, gamma: float = 0.5
+) -> tuple[CMDP, Array]:
     """A park of equal machines and the data distribution, (2, 1 + fast actions) `data` for each of them.
 
     `fast` and `careful` are the actions' rewards. An episode stays with the machine that it starts with, so that the
@@ -37,7 +39,7 @@ def machine(data: ArrayLike, fast: ArrayLike, careful: float = 0.0, n_copies: in
         P=sp.block_diag([np.tile(transitions, (2, 1))] * n_copies, format="csr"),
         r=np.tile(reward, (2 * n_copies, 1)),
         u=np.tile(utility, (n_copies, 1))[None],
-        gamma=0.5,
+        gamma=gamma,
         rho0=np.tile(CARE, n_copies) / n_copies,
     )
     return cmdp, np.tile(data, (n_copies, 1)) / n_copies

@@ -52,5 +52,6 @@ def run(quick: bool) -> Outcome:
         TOLD / 8 * learners.upper(example, sizes),
         (dpdl, plug_in),
         learned,
+        "varpi = 1/2",
         {},
     ).outcome("slater", TITLE, "violation")
