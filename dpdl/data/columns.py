@@ -12,7 +12,8 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -164,6 +165,30 @@ def _listed(texts: Iterable[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 
 
+def typed_view(con: Any, numbers: Sequence[str], time: str | None, flag: str | bool | None) -> str:
+    """The name of a view of ``source`` in which numbers, times and flags that are text have their types."""
+    columns = [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
+    chosen = []
+    for name, kind in columns:
+        text = _quoted(name)
+        if kind == "VARCHAR" and name in numbers:
+            text = f"CAST({text} AS DOUBLE) AS {text}"
+        elif kind == "VARCHAR" and name == time:
+            wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND TRY_CAST({text} AS DOUBLE) IS NULL LIMIT 1"
+            kind_of_time = "TIMESTAMPTZ" if con.execute(wrong).fetchall() else "DOUBLE"
+            text = f"CAST({text} AS {kind_of_time}) AS {text}"
+        elif kind == "VARCHAR" and name == flag:
+            text = f"{_flag(text)} AS {text}"
+        chosen.append(text)
+    con.execute(f"CREATE OR REPLACE TEMP VIEW typed AS SELECT {', '.join(chosen)} FROM source")
+    return "typed"
+
+
+def _flag(text: str) -> str:
+    lower = f"lower({text}::VARCHAR)"
+    return f"CASE WHEN {lower} IN {_TRUE} THEN 1.0 WHEN {lower} IN {_FALSE} THEN 0.0 END"
+
+
 def connect() -> Any:
     """A connection to a DuckDB of its own, in memory."""
     con = duckdb_module().connect(config={"memory_limit": MEMORY, "custom_user_agent": "dpdl"})
@@ -217,7 +242,7 @@ class _Table:
         elif files is None and isinstance(getattr(source, "columns", None), Iterable):
             self.names = list(source.columns)
         else:
-            with _one_line():
+            with one_line():
                 self.names = _header(self.con, files[0]) if files and files[0].endswith(CSV) else []
                 self.names = self.names or [name for name, _ in create_source(self.con, source)]
 
@@ -229,7 +254,7 @@ class _Table:
         rest = [name for name in roles if name not in objects]
         found = _Arrays(objects).load({name: roles[name] for name in objects})
         if rest:
-            with _one_line():
+            with one_line():
                 self.types = dict(create_source(self.con, self.source, rest))
                 self.n = int(self.con.execute("SELECT count(*) FROM source").fetchall()[0][0])
                 refuse_large(self.n * (PER_ROW + 16 * len(rest)), f"a table of {self.n:,} rows")
@@ -252,9 +277,7 @@ class _Table:
             return Column(name, role, *_of_objects(values))
         if role in NUMBERS:
             return self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
-        lower = f"lower({text}::VARCHAR)"
-        flag = f"CASE WHEN {lower} IN {_TRUE} THEN 1.0 WHEN {lower} IN {_FALSE} THEN 0.0 END"
-        return self._converted(name, role, text, flag)
+        return self._converted(name, role, text, _flag(text))
 
     def _times(self, name: str, kind: str, text: str) -> Column:
         """Times by instant: microseconds since 1970 in UTC, or numbers as they are."""
@@ -303,16 +326,14 @@ class _Table:
         return self.con.execute(text)
 
 
-class _one_line:
-    """Turns an error of DuckDB into a ValueError of one line."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if error is not None and isinstance(error, duckdb_module().Error):
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise ValueError(f"it cannot be read: {' '.join(lines[:3]):.400}") from None
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn an error of DuckDB into a ValueError of one line."""
+    try:
+        yield
+    except duckdb_module().Error as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"it cannot be read: {' '.join(lines[:3]):.400}") from None
 
 
 class _Arrays:

@@ -21,7 +21,7 @@ from dpdl import _validation as check
 from dpdl.data import counts, packing, storage
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
-from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
+from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Facts
 
 if TYPE_CHECKING:
     from dpdl.question import Question
@@ -244,10 +244,11 @@ class Dataset:
             If a file is damaged or invalid; the message names the file and the reason.
         """
         folder = Path(os.path.abspath(check.path("path", path)))
-        stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
-        header, log = stored.header, cls.__new__(cls)
-        log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.names, folder)
-        log.__dict__.update(fingerprint=header.fingerprint, labels=stored.labels)
+        read = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
+        facts, arrays, counts, fingerprint = read
+        log = cls.__new__(cls)
+        log._fill(arrays, counts, facts.n_states, facts.n_actions, facts.names, folder)
+        log.__dict__.update(fingerprint=fingerprint, labels=facts.labels, _notes=facts.notes)
         return log
 
     def __copy__(self) -> Dataset:
@@ -325,9 +326,8 @@ class Dataset:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a folder, for `open`; the format is documented in `dpdl.data.storage`.
 
-        The folder is written atomically: under a temporary name beside `path`, flushed to the disk and renamed. With
-        `overwrite` an existing data set is kept until the new one is complete. Anything else at `path` is never
-        replaced.
+        With `overwrite` the log that is there is kept until the new one is complete, and then replaced at once.
+        Anything else at `path` is never replaced.
 
         Examples
         --------
@@ -340,7 +340,7 @@ class Dataset:
         ([1, 0], 'log', True)
         """
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        storage.save(target, self._sizes, self.cost_names, self._arrays(), self.labels, overwrite=overwrite)
+        storage.save(target, self.raw._facts, self.raw._arrays(), overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -351,7 +351,7 @@ class Dataset:
         """
         if self._raw is not None:
             return self._raw.fingerprint
-        return storage.describe(self._sizes, self.cost_names, self._arrays()).fingerprint
+        return storage.fingerprint(self._facts, self._arrays())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
@@ -658,28 +658,19 @@ class Dataset:
         )
 
     @property
-    def _sizes(self) -> Sizes:
-        return Sizes(
-            n_records=len(self.records),
-            n_states=self.n_states,
-            n_actions=self.n_actions,
-            n_utilities=self.n_utilities,
-            n_pairs=len(self.pairs),
-            n_trajectories=None if self._begins is None else len(self._begins) + 1,
-            n_transitions=None if self.repeats is None else len(self),
-            spreads=self.spreads is not None,
-            initial=self._initial is not None,
-        )
+    def _facts(self) -> Facts:
+        sizes = (self.n_states, self.n_actions)
+        return Facts(*sizes, self.cost_names, self.n_utilities, self._notes, self.labels)
 
     def _of_counts(self) -> dict[str, NDArray[Any] | None]:
         """The arrays that only a log of counts has."""
         return {REPEATS: self.repeats, SPREADS: self.spreads, INITIAL: self._initial}
 
-    def _arrays(self) -> dict[str, Iterable[NDArray[Any]]]:
+    def _arrays(self) -> dict[str, tuple[int, Iterable[NDArray[Any]]]]:
         """The arrays of the log in chunks, with table = pairs."""
-        whole = {STARTS: self.starts} | self._of_counts()
-        rest = {name: [array] for name, array in whole.items() if array is not None}
-        return {RECORDS: self._chunks(), PAIRS: [self.pairs], **rest}
+        whole = {PAIRS: self.pairs, STARTS: self.starts} | self._of_counts()
+        rest = {name: (len(array), [array]) for name, array in whole.items() if array is not None}
+        return {RECORDS: (len(self.records), self._chunks()), **rest}
 
     def _chunks(self) -> Iterator[NDArray[Any]]:
         for view in packing.chunks(self.records):

@@ -20,7 +20,8 @@ from dpdl.data.labels import Labels, ordered, plain
 #: Reward and costs are part of the cells if together they take at most this many distinct values.
 FEW_VALUES = 64
 
-_NEXT, _BEFORE, _END, _COUNT, _MEAN, _STD = "dpdl_next", "dpdl_before", "dpdl_end", "dpdl_count", "dpdl_m", "dpdl_sd"
+_NEXT, _FIRST, _LAST, _END = "dpdl_next", "dpdl_first", "dpdl_last", "dpdl_end"
+_COUNT, _MEAN, _STD = "dpdl_count", "dpdl_mean", "dpdl_std"
 
 
 def is_lazy_frame(source: Any) -> bool:
@@ -82,26 +83,19 @@ def count_frame(
     needed = [*state, *action, reward, *costs, *filter(None, (episode, time, flag))]
     _refuse_missing(nw, rows, dict.fromkeys(needed), reward, costs)
 
-    following = list(next_state or (f"{_NEXT}{k}" for k in range(len(state))))
-    order = {"order_by": time}
-    if episode is not None and time is not None:
-        shifts = [nw.col(name).shift(1).over(episode, **order).alias(f"{_BEFORE}{k}") for k, name in enumerate(state)]
-        if next_state is None:
-            shifts += [
-                nw.col(one).shift(-1).over(episode, **order).alias(n) for one, n in zip(state, following, strict=True)
-            ]
-        elif terminated is True:
-            shifts.append(nw.col(state[0]).shift(-1).over(episode, **order).alias(_NEXT))
-        rows = rows.with_columns(*shifts)
-    if terminated is True:
-        last = nw.col(following[0] if next_state is None else _NEXT).is_null()
-        rows = rows.with_columns(last.alias(_END))
-    else:
-        end = nw.lit(False) if flag is None else nw.col(flag).cast(nw.Int64) == 1
-        rows = rows.with_columns(end.alias(_END))
+    following, order = [f"{_NEXT}{k}" for k in range(len(state))], {"order_by": time}
+    ordered_rows, last = episode is not None and time is not None, nw.lit(False)
+    if ordered_rows:
+        shifts = [nw.col(state[0]).shift(by).over(episode, **order) for by in (1, -1)]
+        rows = rows.with_columns(shifts[0].is_null().alias(_FIRST), shifts[1].is_null().alias(_LAST))
+        last = nw.col(_LAST)
+    end = last if terminated is True else nw.lit(False) if flag is None else nw.col(flag).cast(nw.Int64) == 1
+    after = [nw.col(name) for name in next_state or ()]
+    after = after or [nw.col(name).shift(-1).over(episode, **order) for name in state]
+    rows = rows.with_columns(end.alias(_END), *(one.alias(name) for one, name in zip(after, following, strict=True)))
+    # Of a row that ends its episode the next state is not used.
+    rows = rows.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
     known = rows.filter(nw.col(_END) | ~nw.col(following[0]).is_null())
-    if next_state is not None:  # of a row that ends its episode the next state is not used
-        known = known.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
 
     values = [reward, *costs]
     sizes = _collected(rows.select(nw.len().alias(_COUNT), *(nw.col(name).n_unique().alias(name) for name in values)))
@@ -113,8 +107,8 @@ def count_frame(
         sums += [nw.col(name).std(ddof=0).alias(f"{_STD}{k}") for k, name in enumerate(values)]
     cells = _collected(known.group_by(list(dict.fromkeys(keys))).agg(*sums))
     starts = None
-    if episode is not None and time is not None:
-        first = rows.filter(nw.col(f"{_BEFORE}0").is_null())
+    if ordered_rows:
+        first = rows.filter(nw.col(_FIRST))
         starts = _collected(first.group_by(list(state)).agg(nw.len().alias(_COUNT)))
     n_left_out = int(sizes[_COUNT][0]) - int(np.sum(cells[_COUNT], dtype=np.int64))
     return _log(cells, starts, state, action, following, values, tuples, few=few, n_left_out=n_left_out)

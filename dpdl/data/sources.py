@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data import engine
 from dpdl.data import table as tables
-from dpdl.data.columns import CSV, PARQUET, connect, create_source, files_of, refuse_large
+from dpdl.data.columns import CSV, PARQUET, connect, create_source, files_of, one_line, refuse_large, typed_view
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
 
@@ -226,19 +226,14 @@ def _counted(source: Any, names: dict[str, Any], costs: Any, lazy: bool, missing
     given["costs"] = tables.as_names("costs", costs) if costs else []
     if lazy:
         return engine.count_frame(source, **given, tuples=tuples)
-    con = connect()
-    con.execute("SET preserve_insertion_order = false")
     wanted = [*given["state"], *given["action"], given["reward"], *given["costs"], *(given["next_state"] or ())]
     wanted += [one for one in (given["episode"], given["time"], given["terminated"]) if isinstance(one, str)]
-    from_text = create_source(con, source, dict.fromkeys(wanted))
-    if files_of(source) is not None and str(files_of(source)[0]).endswith(CSV):  # type: ignore[index]
-        numbers = [given["reward"], *given["costs"]]
-        chosen = ", ".join(
-            f'CAST("{name}" AS DOUBLE) AS "{name}"' if name in numbers else f'"{name}"' for name, _ in from_text
-        )
-        con.execute(f"CREATE TEMP VIEW numbered AS SELECT {chosen} FROM source")
-        return engine.count_frame(con.table("numbered"), **given, tuples=tuples)
-    return engine.count_frame(con.table("source"), **given, tuples=tuples)
+    with one_line():
+        con = connect()
+        con.execute("SET preserve_insertion_order = false")
+        create_source(con, source, dict.fromkeys(wanted))
+        typed = typed_view(con, [given["reward"], *given["costs"]], given["time"], given["terminated"])
+        return engine.count_frame(con.table(typed), **given, tuples=tuples)
 
 
 @contextmanager
