@@ -140,8 +140,8 @@ def theory(case: Case) -> Answer:
     problem = case.problem
     if problem.slater <= 0:
         return NONE, None
-    told = {"psi": min(problem.concentrability, LARGEST_PSI), "slater": problem.slater, "T": STEPS, "profile": "theory"}
-    result = dpdl.learn(case.log, rng=case.rng, check_slater=False, progress=False, **told, **case.known)
+    told = {"psi": min(problem.concentrability, LARGEST_PSI), "slater": problem.slater, "T": STEPS}
+    result = dpdl.learn(case.log, rng=case.rng, progress=False, **told, **case.known)
     return "ANSWERED", result.policy
 
 

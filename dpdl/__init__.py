@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from dpdl.data.sources import read_log
     from dpdl.gym import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
-    from dpdl.learner.learn import learn
+    from dpdl.learner.checkpoint import Peek, peek
+    from dpdl.learner.learn import learn, resume
     from dpdl.learner.replicate import Replicas, Sweep, replicate, sweep
-    from dpdl.learner.resume import resume
     from dpdl.learner.slater import SlaterEstimate, estimate_slater
     from dpdl.learner.verify import Verification, verify
     from dpdl.models.cmdp import CMDP
     from dpdl.models.judgement import Judgement, judge
     from dpdl.premises import Premise
     from dpdl.question import Question
-    from dpdl.result import Level, Point, Result, Status
+    from dpdl.result import Level, Point, Result
     from dpdl.safety.answer import Answer, AnswerStatus
     from dpdl.safety.certificate import Certificate, certify
     from dpdl.safety.coverage import Coverage, coverage
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dpdl.safety.frontier import Frontier, frontier
     from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
+    from dpdl.stopping import Status
 
     __version__: str
 
@@ -62,11 +63,11 @@ _HOMES = {
     "models.judgement": "Judgement judge",
     "premises": "Premise",
     "question": "Question",
-    "result": "Level Point Result Status",
+    "result": "Level Point Result",
     "learner.adaptive": "learn_adaptive",
-    "learner.learn": "learn",
+    "learner.checkpoint": "Peek peek",
+    "learner.learn": "learn resume",
     "learner.replicate": "Replicas Sweep replicate sweep",
-    "learner.resume": "resume",
     "safety.answer": "Answer AnswerStatus",
     "safety.certificate": "Certificate certify",
     "safety.coverage": "Coverage coverage",
@@ -75,6 +76,7 @@ _HOMES = {
     "safety.safe": "safe_policy",
     "settings": "Settings",
     "data.sources": "read_log",
+    "stopping": "Status",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -91,6 +93,7 @@ __all__ = [
     "Labels",
     "Level",
     "ModelCheck",
+    "Peek",
     "Point",
     "Policy",
     "Premise",
@@ -116,6 +119,7 @@ __all__ = [
     "learn",
     "learn_adaptive",
     "mixing",
+    "peek",
     "policy",
     "read_log",
     "replicate",

@@ -24,6 +24,7 @@ exit codes:
   1    error: one line on standard error says what is wrong
   2    infeasible: even the most careful policy that the data supports breaks a constraint
   3    not enough data: nothing could be certified, a constraint is estimated to be broken, or steps are left
+  5    the log does not fit: it contradicts the model that certificates rest on (solve, certify)
   130  Ctrl-C: what was done until then is printed and written
 """
 
@@ -234,8 +235,8 @@ def _add_learn(commands: Any) -> None:
     group.add_argument("--eps", type=float, help="accuracy, which implies the number of steps")
     group.add_argument("--kappa", type=float, help="conservatism: the margin to learn with")
     group.add_argument("--floor", type=float, help="least value of the estimated data distribution")
-    group.add_argument("--order", choices=("replacement", "shuffle", "trajectory"), help="how the log is read")
-    group.add_argument("--profile", choices=("theory", "practice"), help="the paper's scales, or those of practice")
+    orders = ("replacement", "shuffle", "trajectory", "once")
+    group.add_argument("--order", choices=orders, help="how the log is read")
     group.add_argument("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
     _add_start(group)
     group.add_argument("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
@@ -326,6 +327,11 @@ def _add_certificate(parser: Any) -> None:
         nargs="+",
         metavar="NAME=NUMBER",
         help="the most that a step may cost (default: no surprise is larger than the largest in the log)",
+    )
+    group.add_argument(
+        "--accept-misfit",
+        action="store_true",
+        help="certify under the model even if the log contradicts it; the answer says so",
     )
 
 

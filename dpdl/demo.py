@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dpdl import theory
 from dpdl.data.dataset import Dataset
 from dpdl.instances import GridWorld, hazard_gridworld
 from dpdl.learner.learn import learn
@@ -37,8 +38,20 @@ def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int 
     rng = np.random.default_rng(seed)
     behaviour = grid.behaviour()
     log = cmdp.rollout(n_transitions, behaviour, rng=rng)
-    sizes = cmdp.n_states, cmdp.n_actions, cmdp.n_utilities
-    settings = Settings.practical(*sizes, gamma=cmdp.gamma, slater=SLATER, psi=PSI, T=n_steps, kappa=KAPPA, floor=1e-5)
+    problem = theory.Problem(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities, cmdp.gamma, SLATER, PSI)
+    settings = Settings(
+        gamma=cmdp.gamma,
+        slater=SLATER,
+        psi=PSI,
+        T=n_steps,
+        kappa=KAPPA,
+        floor=1e-5,
+        # Tuned on this gridworld: for so few steps the scales of Theorem 4.1 are too slow.
+        alpha_V=50 * theory.scale_V(problem),
+        alpha_lam=0.3 * theory.scale_lam(problem),
+        alpha_x=5e-4 * theory.scale_x(problem),
+        radius_V=1.5 / (1 - cmdp.gamma),
+    )
     began = time.perf_counter()
     result = learn(log, settings, rho0=cmdp.rho0, rng=rng)
     seconds = time.perf_counter() - began

@@ -44,12 +44,13 @@ Target = str | os.PathLike[str] | IO[bytes]
 
 
 def draw_convergence(recorder: Recorder, path: Target) -> None:
-    """Draw a run: reward, each constraint with its limit, gap and multipliers against the steps taken."""
+    """Draw a run: reward, each constraint with its limit, multipliers and, if known, the Gap on logarithmic axes."""
     if len(recorder.steps) < 2:
         raise ValueError(f"a run of fewer than two recorded points cannot be drawn, got {len(recorder.steps)}")
     table, constraints = recorder.to_table(), recorder.constraints[0]
     steps = table["steps"]
-    panels = 2 + len(constraints) + bool(constraints)
+    positive = table["gap"] > 0
+    panels = 1 + len(constraints) + bool(constraints) + bool(positive.any())
     figure, axes = _panels(panels, per_row=2)
     _line(axes[0], steps, table["reward"], "reward, discounted")
     for ax, one in zip(axes[1:], constraints, strict=False):
@@ -64,18 +65,13 @@ def draw_convergence(recorder: Recorder, path: Target) -> None:
         ax.set_ylabel("multiplier (scaled units)")
         ax.set_ylim(bottom=0)
         ax.legend(fontsize=8, frameon=False)
-    ax = axes[panels - 1]
-    known = np.isfinite(table["gap"])
-    if known.any():
-        _line(ax, steps[known], table["gap"][known], "gap: could still be earned,\nat most")
-        ax.set_ylim(bottom=min(0.0, float(table["gap"][known].min())))
-    else:
-        ax.text(
-            0.5, 0.5, "no gap is known: a constraint\nis estimated to be broken", ha="center", transform=ax.transAxes
-        )
     for ax in axes[:panels]:
         ax.set_xlabel("steps")
         ax.xaxis.set_major_formatter(FuncFormatter(_short))
+    if positive.any():
+        ax = axes[panels - 1]
+        _line(ax, steps[positive], table["gap"][positive], "Gap of the average")
+        ax.set(xscale="log", yscale="log")
     figure.suptitle("Estimates on the log while the run was under way", fontsize=11)
     _save(figure, path)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from dpdl import theory
-from dpdl.settings import Resolved
+from dpdl.settings import IN_ORDER, Resolved
 from dpdl.theory import Problem
 
 #: J(pi*) - J(policy) <= O(eps) is, in its proof, Gap + 2 kappa/slater + 45 eps_e = (0.5 + 10 + 0.45) eps
@@ -48,38 +48,37 @@ class Facts:
     n_actions: int
     n_utilities: int
     n_reference: int  # transitions that mu_hat was computed from
+    n_descent: int  # transitions that the steps read from
     kind: str = "independent"  # `Dataset.kind` of the log
-    fresh: bool = False  # no transition was used by two steps; for one trajectory, in the log's own order
-    disjoint: bool = False  # mu_hat and the descent share no transition
+    reference: str = "shared"  # where mu_hat is from: "own" rows of the log, the "shared" ones, or "given"
     as_stated: bool = False  # feasible sets, start and averaging are those of Algorithm 1
+    strict: bool = False  # the run was asked for as the theorem has it
     known: tuple[str, ...] = ()
     mixing_time_estimated: bool = False  # that of the settings is an upper confidence bound from the same data
 
 
-def premises(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> tuple[Premise, ...]:
+def premises(settings: Resolved, facts: Facts, n_steps: int) -> tuple[Premise, ...]:
     """Evaluate the premises of Theorem 4.1, or of Theorem 4.6 if a mixing time is given, after so many steps.
-
-    A slater that the data contradicts (`slater_refuted`) fails even if the caller vouches for it.
 
     Examples
     --------
     >>> from dpdl.settings import Settings
-    >>> settings = Settings(gamma=0.5, slater=0.5, psi=1, T=100).resolve(3, 2, 1)
-    >>> facts = Facts(n_states=3, n_actions=2, n_utilities=1, n_reference=50, fresh=True)
+    >>> settings = Settings(gamma=0.5, slater=0.5, psi=1, T=100, order="once").resolve(3, 2, 1)
+    >>> facts = Facts(n_states=3, n_actions=2, n_utilities=1, n_reference=50, n_descent=100)
     >>> [premise.name for premise in premises(settings, facts, n_steps=100) if premise.holds]
     ['independent transitions', 'fresh samples', 'eta', 'alpha_V', 'alpha_lam', 'alpha_x']
     """
     problem = settings.problem(facts.n_states, facts.n_actions, facts.n_utilities)
     return (
         *_premises_of_eps(problem, settings, facts, n_steps),
-        *_premises_of_data(settings, facts),
+        *_premises_of_data(settings, facts, n_steps),
         *_premises_of_steps(problem, settings, facts, n_steps),
-        *_premises_of_model(settings, facts, slater_refuted),
+        *_premises_of_model(settings, facts),
     )
 
 
-def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bool = False) -> str | None:
-    """State the theorem's conclusion if every one of `premises` held; None otherwise.
+def guarantee(settings: Resolved, facts: Facts, n_steps: int) -> str | None:
+    """State the theorem's conclusion if the run was strict and every one of `premises` held; None otherwise.
 
     The O(eps) is written out as in the proof (`REWARD_GAP`), in Theorem 4.6 as well, whose proof
     is the same from the duality gap on.
@@ -90,9 +89,9 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
     >>> sizes, eps, delta = (3, 2, 1), 0.1, 0.1
     >>> problem = theory.Problem(*sizes, gamma=0.5, slater=0.5, psi=1)
     >>> T = theory.condition_steps(problem, eps)
-    >>> settings = Settings(gamma=0.5, slater=0.5, psi=1, eps=eps, delta=delta, T=T).resolve(*sizes)
-    >>> facts = Facts(n_states=3, n_actions=2, n_utilities=1, fresh=True, disjoint=True, as_stated=True,
-    ...               n_reference=theory.reference_samples(problem, eps, delta), known=("psi", "slater"))
+    >>> settings = Settings(gamma=0.5, slater=0.5, psi=1, eps=eps, delta=delta, T=T, order="once").resolve(*sizes)
+    >>> facts = Facts(n_states=3, n_actions=2, n_utilities=1, reference="own", as_stated=True, strict=True,
+    ...               n_reference=theory.reference_samples(problem, eps, delta), n_descent=T, known=("psi", "slater"))
     >>> condition, conclusion = guarantee(settings, facts, T).split(", then with ")
     >>> condition
     'Theorem 4.1 with c_o = 1: if the transitions are independent draws from one distribution'
@@ -100,13 +99,15 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int, slater_refuted: bo
     'probability at least 0.9, J(pi*) - J(policy) <= 1.095 (10.95 eps) and every J^u_i(policy) >= 0.'
     """
     eps = settings.eps
-    if eps is None or not all(premise.holds for premise in premises(settings, facts, n_steps, slater_refuted)):
+    if eps is None or not facts.strict or not all(one.holds for one in premises(settings, facts, n_steps)):
         return None
     if settings.mixing_time is None:
         theorem = f"Theorem 4.1 with c_o = {settings.c_o:g}"
         data = "the transitions are independent draws from one distribution"
     else:
-        theorem = f"Theorem 4.6 with c'_o = {settings.c_o:g}, c'_e = {settings.c_e:g}"
+        problem = settings.problem(facts.n_states, facts.n_actions, facts.n_utilities)
+        c_e = theory.async_reference_constant(problem, settings.delta) if settings.c_e is None else settings.c_e
+        theorem = f"Theorem 4.6 with c'_o = {settings.c_o:g}, c'_e = {c_e:.4g}"
         data = "the data is one trajectory of an ergodic chain"
     return (
         f"{theorem}: if {data}, then with probability at least {1 - settings.delta:g}, "
@@ -130,28 +131,38 @@ def _premises_of_eps(problem: Problem, settings: Resolved, facts: Facts, n_steps
     ]
 
 
-def _premises_of_data(settings: Resolved, facts: Facts) -> list[Premise]:
-    repeats = "each step used another transition" if facts.fresh else "steps used a transition more than once"
-    shares = "share no transition" if facts.disjoint else "share transitions"
+def _premises_of_data(settings: Resolved, facts: Facts, n_steps: int) -> list[Premise]:
     wanted = "independent" if settings.mixing_time is None else "trajectory"
     kinds = {"independent": "independent transitions", "trajectory": "one trajectory"}
     declared = f"the log is declared as {kinds.get(facts.kind, 'several ' + facts.kind)}"
+    # One trajectory is fresh only in its own order; independent transitions also without replacement.
+    fresh_orders = ("shuffle", *IN_ORDER) if facts.kind == "independent" else IN_ORDER
+    fresh = settings.order in fresh_orders and n_steps <= facts.n_descent
+    if fresh:
+        reading = "each step used another transition"
+    elif settings.order in fresh_orders:
+        reading = f"{n_steps:,} steps used {facts.n_descent:,} transitions, some of them more than once"
+    else:
+        reading = f"order {settings.order!r} may use a transition more than once, or out of its order"
+    origin = {
+        "own": "mu_hat and the descent share no transition",
+        "shared": "mu_hat and the descent share transitions",
+        "given": "mu_hat was given; whether it shares transitions with the descent is not known",
+    }
     return [
         Premise(kinds[wanted], facts.kind == wanted, declared),
-        Premise("fresh samples", facts.fresh, repeats),
-        Premise("independent mu_hat", facts.disjoint, f"mu_hat and the descent {shares}"),
+        Premise("fresh samples", fresh, reading),
+        Premise("independent mu_hat", facts.reference == "own", origin[facts.reference]),
     ]
 
 
 def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_steps: int) -> list[Premise]:
     limit = theory.largest_step(problem, settings.floor, settings.alpha_lam, settings.alpha_x)
-    eta = _equals("eta", settings.eta, theory.step_size(n_steps))
-    if settings.mixing_time is not None and not eta.holds:
-        eta = _equals("eta", settings.eta, theory.step_size(n_steps, settings.mixing_time))
+    eta = theory.step_size(n_steps, settings.mixing_time if settings.short_steps else None)
     in_condition = settings.eta <= limit * (1 + _MATCH)
     as_stated = "those of Algorithm 1" if facts.as_stated else "not known to be those of Algorithm 1"
     return [
-        eta,
+        _equals("eta", settings.eta, eta),
         _equals("alpha_V", settings.alpha_V, theory.scale_V(problem)),
         _equals("alpha_lam", settings.alpha_lam, theory.scale_lam(problem)),
         _equals("alpha_x", settings.alpha_x, theory.scale_x(problem)),
@@ -160,12 +171,12 @@ def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_ste
     ]
 
 
-def _premises_of_model(settings: Resolved, facts: Facts, slater_refuted: bool) -> list[Premise]:
+def _premises_of_model(settings: Resolved, facts: Facts) -> list[Premise]:
     """Premises that no run can check: the caller vouches for them or they do not hold."""
-    known, slater, doubt = facts.known, f"slater = {settings.slater:.6g}", "contradicted by the data"
+    known = facts.known
     found = [
         _vouched("psi >= C*", "psi" in known, f"psi = {settings.psi:.6g}"),
-        _vouched("slater valid", "slater" in known, slater, doubt if slater_refuted else ""),
+        _vouched("slater valid", "slater" in known, f"slater = {settings.slater:.6g}"),
     ]
     if settings.mixing_time is not None:
         bound, doubt = f"t_mix <= {settings.mixing_time:.6g}", "estimated from the same data with confidence "

@@ -29,6 +29,7 @@ VERDICTS = {
     AnswerStatus.CERTIFIED: ("good", "Certified"),
     AnswerStatus.INFEASIBLE: ("bad", "Infeasible"),
     AnswerStatus.NOT_ENOUGH_DATA: ("open", "Not enough data"),
+    AnswerStatus.MISFIT: ("bad", "The log does not fit the model"),
     AnswerStatus.STOPPED: ("open", "Stopped before an answer"),
 }
 
@@ -87,11 +88,14 @@ def write_report(
 def report_html(answer: Answer, log: Dataset | None = None) -> str:
     """The report as the text of a page."""
     kind, verdict = VERDICTS[answer.status]
+    if answer.success and answer.certificate.fit.rejected:
+        kind, verdict = "open", "Certified under the model, which the log contradicts"
     sections = [
         f"<h1>May this policy be deployed?</h1>{_asked(answer)}",
         f'<div class="verdict {kind}"><b>{verdict}</b>{escape(answer.message)}</div>',
         _certificate(answer),
         _needed(answer),
+        _fit(answer),
         _coverage(answer, log),
         _policy(answer),
         _making(answer),
@@ -143,7 +147,7 @@ def _certificate(answer: Answer) -> str:
     )
     reward = [("this policy", found.reward)]
     if found.behaviour is not None:
-        reward.append(("behaviour policy", found.behaviour))
+        reward.append((found.behaviour.name.removeprefix("reward of "), found.behaviour))
     episodes = any(one.per_episode is not None for _, one in reward)
     head = ["reward", "estimate", "std. error", "lower bound", *(["per episode"] if episodes else [])]
     gains = _table(
@@ -178,6 +182,10 @@ def _needed(answer: Answer) -> str:
     )
     table = _table(["state", "action", "times logged", "share of the squared error"], rows, left=(0, 1)) if rows else ""
     return f"<h2>What would help</h2><p>{text}</p>{table and '<p>Rows that would help most:</p>'}{table}"
+
+
+def _fit(answer: Answer) -> str:
+    return f"<h2>Does the log fit the model?</h2>{answer.certificate.fit._repr_html_()}"
 
 
 def _coverage(answer: Answer, log: Dataset | None) -> str:

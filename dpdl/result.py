@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
 from html import escape
 from typing import NamedTuple
@@ -18,45 +17,14 @@ from dpdl.acting import Evidence, Policy, evidence
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
-from dpdl.models.judgement import MOST_PAIRS, Chain, Dual, Judge, Judgement
+from dpdl.models import saddle
+from dpdl.models.cmdp import CMDP
+from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.question import Question
 from dpdl.settings import Resolved
-
-#: In practice a policy takes no action that is less probable than this.
-LEAST_SHARE = 1e-3
-
-
-class Status(IntEnum):
-    """How a run ended."""
-
-    COMPLETED = 0
-    INTERRUPTED = 1
-    STOPPED = 2
-    NUMERICAL_ERROR = 3
-    RUNNING = 4
-    STEP_LIMIT = 5
-    TIME_LIMIT = 6
-    OUT_OF_DATA = 7
-    OUT_OF_LEVELS = 8
-    INFEASIBLE = 9
-    CONVERGED = 10
-
-
-#: How a run ends that did what it was asked to do.
-FINISHED = (Status.COMPLETED, Status.CONVERGED)
-
-
-MESSAGES = {
-    Status.COMPLETED: "all steps were taken",
-    Status.INTERRUPTED: "interrupted from the keyboard; the result covers the steps taken",
-    Status.STOPPED: "stopped by the callback; the result covers the steps taken",
-    Status.RUNNING: "still running",
-    Status.STEP_LIMIT: "the step limit was reached; the result covers the steps taken",
-    Status.CONVERGED: "the gap is within the tolerance",
-    Status.TIME_LIMIT: "the time limit was reached; the result covers the steps taken",
-}
+from dpdl.stopping import Status
 
 
 class Point(NamedTuple):
@@ -117,15 +85,6 @@ class SparseTable:
         return flat.reshape(n_states, n_actions)
 
 
-def without_noise(x: Array, log: Dataset) -> Array:
-    """Return x without what a policy in practice does not do."""
-    # An action that the log does not show is not taken in a state that it shows: nothing is known about it.
-    seen = log.frequencies > 0
-    x = np.where(seen | ~seen.any(axis=1, keepdims=True), x, 0.0)
-    # What the start mixes in never vanishes from an average, and a limit of zero would never be kept.
-    return np.where(x < LEAST_SHARE * x.sum(axis=1, keepdims=True), 0.0, x)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Level:
     """One level of the adaptive method.
@@ -173,18 +132,17 @@ class Result:
     status : Status
         How the run ended.
     success : bool
-        Whether all steps were taken, or the `tol` of the settings was reached, and no constraint is estimated to be
-        broken.
+        Whether all steps were taken and no constraint is estimated to be broken.
     message : str
         How the run ended, and which constraints are estimated to be broken, in words.
     evaluation : Judgement
         Reward, constraints and their standard errors, estimated on the plug-in model of the log, in the user's units.
         Computed when first used.
     n_steps : int
-        Steps taken; averages are over the iterates before each of them. In practice they are those of the best of all
-        phases, or the start.
+        Steps taken; averages are over the iterates before each of them.
     x_mean : array, shape (S, A)
-        Average of x: the approximate (reweighted) occupancy. Computed when first used.
+        Average of x: the approximate (reweighted) occupancy. Computed when first used. After a start from the plan, x
+        of the plan if that was judged to be better; the notes say so.
     V_mean, lam_mean : arrays, shapes (S,), (I,)
         Averages of the duals.
     policy : Policy, shape (S, A)
@@ -244,9 +202,7 @@ class Result:
         if self.log is None:
             return self.__dict__
         _ = self.evaluation  # needs the log, which is not pickled
-        policy = Policy(
-            self.policy.probabilities, self.labels, self.question
-        )  # in practice it depends on the log as well
+        policy = Policy(self.policy.probabilities, self.labels, self.question)  # without the log that explains it
         return self.__dict__ | {"log": None, "policy": policy}
 
     def __post_init__(self) -> None:
@@ -266,8 +222,8 @@ class Result:
 
     @property
     def success(self) -> bool:
-        """Whether all steps were taken, or `tol` reached, and no constraint is estimated to be broken."""
-        return self.status in FINISHED and self.evaluation is not None and self.evaluation.kept
+        """Whether all steps were taken and no constraint is estimated to be broken."""
+        return self.status is Status.COMPLETED and self.evaluation is not None and self.evaluation.kept
 
     @property
     def message(self) -> str:
@@ -304,20 +260,40 @@ class Result:
     @cached_property
     def policy(self) -> Policy:
         """The learned policy; a state whose every pair has mass zero gets the uniform one."""
-        x = self.x_mean
-        if self.settings.profile == "practice" and self.log is not None:
-            x = without_noise(x, self.log)
-        table = policies.from_occupancy(x)
+        table = policies.from_occupancy(self.x_mean)
         return Policy(table, self.labels, self.question, None if self.log is None else self._evidence)
 
     def _evidence(self) -> Evidence:
         """What the log says about each pair, at the averages of the duals."""
         assert self.log is not None
-        V, lam = self.V_mean, self.lam_mean
-        if self.n_steps == 0:  # the duals are where a run would start: the reward alone, for the policy itself
-            model = plug_in(self.log, self.settings.gamma, self.initial)
-            V, lam = Chain(model, self.policy.probabilities, model.gamma).values(model.r.reshape(1, -1))[0], 0 * lam
-        return evidence(self.log, self.settings.gamma, V, lam)
+        return evidence(self.log, self.settings.gamma, self.V_mean, self.lam_mean)
+
+    def gap(self, cmdp: CMDP, mu: ArrayLike) -> float:
+        """Return the paper's Gap(x_mean) = j(psi) - J_kappa(x_mean) on the true model and data distribution.
+
+        Examples
+        --------
+        >>> from dpdl import CMDP, learn
+        >>> model = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
+        >>> mu = [[0.5, 0.5]]
+        >>> log = model.sample(1000, mu, rng=0)
+        >>> result = learn(log, gamma=0.5, psi=2, slater=0.5, T=100_000, rho0=[1.0], rng=0)
+        >>> 0 <= result.gap(model, mu) < 1, result.saddle_value(model, mu) > 0.9
+        (True, True)
+        >>> round(abs(result.approximation_error(model, mu)), 9)
+        0.0
+        """
+        k = self.settings
+        return saddle.gap(cmdp, self.x_mean, mu, self.reference.mu_hat, k.psi, k.kappa, k.slater)
+
+    def saddle_value(self, cmdp: CMDP, mu: ArrayLike) -> float:
+        """Return j(psi) of equation (31): the value of the game that the run played, on the true model."""
+        k = self.settings
+        return saddle.saddle_value(cmdp, mu, self.reference.mu_hat, k.psi, k.kappa, k.slater)
+
+    def approximation_error(self, cmdp: CMDP, mu: ArrayLike) -> float:
+        """Return eps_approx(psi) of Remark 4.2: what the best safe policy earns more than the best one in Pi(psi)."""
+        return cmdp.solve().reward - cmdp.solve(psi=self.settings.psi, mu=mu).reward
 
     @property
     def last(self) -> Point:

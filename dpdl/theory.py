@@ -7,7 +7,8 @@ In docstrings N = min(S + I, S A).
 
 Three conventions. Theorem 4.1 divides by log I and log psi, which vanish at I = 1 and psi = 1: here they are
 max(1, log .). A problem without utilities (I = 0) counts as I = 1 inside logarithms. The universal constants
-c_o, c'_o and c'_e, which the paper never gives, are parameters: a budget holds "with c_o = ..." and no more.
+c_o and c'_o, which the paper never gives, are parameters: a budget holds "with c_o = ..." and no more. c'_e, which it
+does not give either, follows from its proof, and that value is the default.
 
 Budgets are whole numbers, and astronomically large because the theorems ask for that much.
 Source: Chen, Zhang, Wen, "A Near-Optimal Primal-Dual Method for Off-Policy Learning in CMDP" (2022).
@@ -32,8 +33,8 @@ Examples
 (493762193671, 67082, 10737418240000)
 >>> verification_samples(problem, eps, delta), async_descent_steps(problem, eps, delta, mixing_time=1)
 (2230345323, 205528816)
->>> async_reference_samples(problem, eps, delta, mixing_time=2)
-987524387342
+>>> async_reference_samples(problem, eps, delta, mixing_time=2), round(async_reference_constant(problem, delta), 2)
+(27595379675539, 27.94)
 
 What a budget buys:
 
@@ -154,9 +155,9 @@ def weight_bound(n_states: int, n_actions: int, n_utilities: int, gamma: float, 
 
 
 def step_size(n_steps: int, mixing_time: float | None = None) -> float:
-    """eta = 1/sqrt(T); given a bound t of the mixing time, eta = 1/sqrt(t T).
+    """eta = 1/sqrt(T) of Theorems 4.1 and 4.6; given a bound t of the mixing time, eta = 1/sqrt(t T).
 
-    The second is the remark that ends appendix H.2.
+    The second is the remark that ends appendix H.2, whose budget is `async_descent_steps` with `short_steps`.
     """
     bound = 1.0 if mixing_time is None else real("mixing_time", mixing_time)
     return 1 / (math.sqrt(count("n_steps", n_steps)) * math.sqrt(bound))
@@ -303,24 +304,39 @@ def adaptive_delta(delta: float, level: int) -> float:
 # ---- Markovian data (Theorem 4.6) ----
 
 
-def async_reference_samples(problem: Problem, eps: float, delta: float, mixing_time: float, c_e: float = 1.0) -> int:
-    """N_e on one trajectory: c'_e t_mix times that of `reference_samples`.
+def async_reference_constant(problem: Problem, delta: float) -> float:
+    """c'_e of the proof of Proposition H.4, 25 log(12 S A/delta)/log(6 S A/delta) < 35.
 
-    Proposition H.4 prints the logarithm iota; in its proof, as here, T is not involved. The
-    proof has l = 100 t_mix log(12 S A/delta), which is c'_e = 25 log(12 S A/delta)/log(6 S A/delta) < 35.
+    It has l = 100 t_mix log(12 S A/delta) where `reference_samples` has 4 log(6 S A/delta).
     """
-    factor = real("c_e", c_e) * real("mixing_time", mixing_time)
+    inside = 6 * problem.n_pairs / real("delta", delta)
+    return 25 * math.log(2 * inside) / math.log(inside)
+
+
+def async_reference_samples(
+    problem: Problem, eps: float, delta: float, mixing_time: float, c_e: float | None = None
+) -> int:
+    """N_e on one trajectory: c'_e t_mix times that of `reference_samples`, with the c'_e of the proof unless given.
+
+    Proposition H.4 prints the logarithm iota; in its proof, as here, T is not involved.
+    """
+    constant = async_reference_constant(problem, delta) if c_e is None else real("c_e", c_e)
+    factor = constant * real("mixing_time", mixing_time)
     return _samples(factor * _reference_cost(problem, real("delta", delta)), real("eps", eps))
 
 
-def async_descent_steps(problem: Problem, eps: float, delta: float, mixing_time: float, c_o: float = 1.0) -> int:
+def async_descent_steps(
+    problem: Problem, eps: float, delta: float, mixing_time: float, c_o: float = 1.0, *, short_steps: bool = False
+) -> int:
     """Least T from which on T >= c'_o t_mix^2 N psi iota^3/(slater^2 (1-gamma)^4 eps^2) holds.
 
-    Here iota = log(T S A I/delta), so that T is on both sides.
+    Here iota = log(T S A I/delta), so that T is on both sides. With `short_steps`, eta = 1/sqrt(t T) for a bound t of
+    t_mix, the remark that ends appendix H.2 asks for t_mix^2/t instead of t_mix^2; t_mix is taken to be the bound.
     """
     log_inside = math.log(_triples(problem) / real("delta", delta))
     mixing_time, eps = real("mixing_time", mixing_time), real("eps", eps)
-    factor = real("c_o", c_o) * mixing_time * mixing_time * _rate(problem, problem.sparsity) / eps / eps
+    power = mixing_time if short_steps else mixing_time * mixing_time
+    factor = real("c_o", c_o) * power * _rate(problem, problem.sparsity) / eps / eps
     _in_range(factor, eps)
 
     def needed(n_steps: int) -> int:

@@ -26,9 +26,7 @@ def run(path, n_steps):
     grid = hazard_gridworld()
     grid.cmdp.rollout(50_000, grid.behaviour(), rng=np.random.default_rng(0)).save(path)
     log = dpdl.Dataset.open(path)
-    settings = dpdl.Settings.practical(
-        log.n_states, log.n_actions, log.n_utilities, gamma=grid.cmdp.gamma, psi=8, slater=0.15, T=n_steps, kappa=0.1
-    )
+    settings = dpdl.Settings(gamma=grid.cmdp.gamma, slater=0.15, T=n_steps, kappa=0.1)
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         table = dpdl.sweep(
             log, settings, over={"psi": [2, 4, 8, 16]}, rho0=grid.cmdp.rho0, rng=0, executor=client.get_executor()

@@ -69,13 +69,14 @@ cdef inline void update_lam(Multiplier *lam, int64_t n, const double *u, double 
     for i in range(n):
         add(&lam[i].sum, lam[i].lam)
         lam[i].log -= rate * (weight * u[i])
-        if lam[i].log > top:
-            top = lam[i].log
         lam[i].lam = exp(lam[i].log)
         total += lam[i].lam
     if total <= radius:
         return
     # The exponents may be beyond the range of exp, so the sum is taken relative to the largest.
+    for i in range(n):
+        if lam[i].log > top:
+            top = lam[i].log
     total = 0.0
     for i in range(n):
         total += exp(lam[i].log - top)

@@ -50,7 +50,7 @@ GOOD = {
 
 
 def run(log=LOG, **changes):
-    return learn(log, **{**GOOD, "rho0": RHO0, "rng": 5, "even_if_infeasible": True, **changes})
+    return learn(log, **{**GOOD, "rho0": RHO0, "rng": 5, **changes})
 
 
 def break_off(path, n_steps, *, log=LOG, **changes):

@@ -16,11 +16,12 @@ COMPILED = ("_core", "_planning")
 #: From the bottom to the top. A room may import from the rooms in lines above its own, and from itself.
 LAYERS = [
     ["_core", "_planning", "_validation", "_text"],
-    ["theory", "policy", "files"],
-    ["settings"],
+    ["theory", "policy", "files", "stopping"],
     ["data"],
-    ["premises", "acting", "sources"],
-    ["environments"],
+    ["question"],
+    ["settings"],
+    ["premises", "acting"],
+    ["gym"],
     ["models"],
     ["result"],
     ["exact"],

@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from dpdl.learner.options import OptionKeywords
 
 from dpdl import (
     Dataset,
@@ -23,7 +24,6 @@ from dpdl import (
     verify,
 )
 from dpdl import _validation as check
-from dpdl.learner.options import OptionKeywords
 from dpdl.settings import SettingKeywords
 from logs import make_log
 

@@ -2,13 +2,10 @@
 
 import contextlib
 import errno
-import hashlib
-import json
 import logging
 import os
 import re
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -21,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdl import learn, resume
+from dpdl import learn, peek, resume
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference, estimate_reference
 from dpdl.files.atomic import FileLock
-from dpdl.learner import checkpoint, checkpoint_file
-from dpdl.result import Status
+from dpdl.learner import checkpoint
 from dpdl.settings import Settings
+from dpdl.stopping import Status
 from long_runs import GOOD, LOG, RHO0, ForkServer, T, bits, break_off, greedy_log, run
 from problems import ORDERS, random_log, random_walk
 
@@ -48,8 +45,8 @@ def whole(order="replacement"):
 
 
 def strays(path):
-    """Files beside a checkpoint that are neither it nor the one before it."""
-    return sorted({file.name for file in path.parent.iterdir()} - {path.name, path.name + checkpoint_file.PREVIOUS})
+    """Files beside a checkpoint."""
+    return sorted({file.name for file in path.parent.iterdir()} - {path.name})
 
 
 def identity(path):
@@ -69,7 +66,7 @@ def test_a_run_goes_on_bit_for_bit_from_wherever_it_was_broken_off(order, path):
         half = break_off(path, n_steps, order=order)
         assert half.status is Status.INTERRUPTED
         assert n_steps < half.n_steps <= n_steps + 256
-        ahead += len(checkpoint_file.read(path)[1]["records_ahead"]) > 0
+        ahead += len(checkpoint.read(path)[1]["records_ahead"]) > 0
         assert bits(half) == bits(run(order=order, step_limit=half.n_steps))
         result = resume(path, LOG)
         assert result.status is Status.COMPLETED
@@ -174,7 +171,7 @@ def test_a_trajectory_goes_on_with_its_estimated_mixing_time(path):
     result = resume(path, log, settings)
     assert bits(result) == bits(expected)
     assert (result.settings, result.premises) == (expected.settings, expected.premises)
-    with pytest.raises(ValueError, match="other settings: mixing_time = "):
+    with pytest.raises(ValueError, match="another run: mixing_time = "):
         resume(path, log, replace(settings, mixing_time=1.5))
 
 
@@ -210,9 +207,8 @@ def test_settings_may_be_given_to_make_sure(path):
         ("T", 5999, 6000),
         ("refresh", None, 97),
         ("radius_V", None, 0.5),  # None is not "whatever": a run without it would have theory's
-        ("mixing_time", "estimate", None),
     ):
-        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* other settings: {name} = {was!r}, not "):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* another run: {name} = {was!r}, not "):
             resume(path, LOG, replace(settings, **{name: value}))
 
 
@@ -240,8 +236,7 @@ def test_a_run_that_is_killed_again_and_again_while_it_writes_goes_on_bit_for_bi
             os.kill(child, signal.SIGKILL)
             assert server.wait() == -signal.SIGKILL
             seen.update(strays(path))
-            _, arrays = checkpoint_file.read(path)
-            checkpoint_file.read(path.with_name(path.name + checkpoint_file.PREVIOUS))
+            _, arrays = checkpoint.read(path)
             steps.append(int(arrays["counters"][0]))
     assert (np.diff(steps) >= 0).all()
     assert len(set(steps)) > n_lives // 2  # most lives were long enough to get on
@@ -261,76 +256,13 @@ def test_a_process_killed_before_its_first_checkpoint_is_complete_leaves_none(pa
             os.kill(child, signal.SIGKILL)
             server.wait()
             if path.exists():
-                checkpoint_file.read(path)
+                checkpoint.read(path)
                 path.unlink()
     run(checkpoint=path, step_limit=3)
     assert strays(path) == []
 
 
 # ---- The file ----
-
-
-def test_the_file_is_as_documented(path):
-    break_off(path, 3000, order="shuffle")
-    content = path.read_bytes()
-    magic, version, length = struct.unpack("<8sIQ", content[:20])
-    assert (magic, version) == (b"DPDLCKPT", 1)
-    assert hashlib.sha256(content[:-32]).digest() == content[-32:]
-    header = json.loads(content[20 : 20 + length])
-    assert header["arithmetic"] == checkpoint.ARITHMETIC
-    assert header["fingerprint"] == LOG.fingerprint
-    arrays, first = {}, 20 + length
-    for name, dtype, shape in header["arrays"]:
-        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = np.frombuffer(content[first : first + n_bytes], dtype).reshape(shape)
-        first += n_bytes
-    assert first == len(content) - 32
-    n, b = arrays["x"].shape[1], arrays["frame"].shape[1]
-    n_ahead = len(arrays["records_ahead"])
-    assert {name: array.shape for name, array in arrays.items()} == {
-        "pairs": (n - 1,),
-        "reference_pairs": (len(LOG.pairs),),
-        "reference_counts": (len(LOG.pairs),),
-        "initial": (12,),
-        "x": (6, n),
-        "frame": (3, b),
-        "moments": (2, b, 16),
-        "window": (9,),
-        "powers": (8,),
-        "sums": (4,),
-        "steps": (2,),
-        "V": (3, 12),
-        "V_since": (12,),
-        "lam": (4, 2),
-        "counters": (10,),
-        "records_ahead": (n_ahead,),
-        "initial_ahead": (n_ahead,),
-        "position": (1,),
-        "permutation": (300,),
-    }
-    for name in (*header.keys() - {"arrays"}, *arrays):
-        assert re.search(rf"\b{name}\b", checkpoint.__doc__), name
-
-
-def test_the_one_before_is_kept(path):
-    run(checkpoint=path, step_limit=100)
-    resume(path, LOG, step_limit=250)
-    previous = path.with_name("run.ckpt.previous")
-    assert checkpoint_file.read(path)[1]["counters"][0] == 250
-    assert checkpoint_file.read(previous)[1]["counters"][0] == 100
-    assert bits(resume(previous, LOG)) == whole()
-
-
-def test_without_hard_links_too(path, monkeypatch):
-    def refuse(source, target):
-        raise PermissionError(errno.EPERM, "Operation not permitted", str(target))
-
-    monkeypatch.setattr(os, "link", refuse)
-    test_the_one_before_is_kept(path)
-    path.write_bytes(b"")
-    with pytest.raises(FileExistsError, match=r"continue it with dpdl.resume.*run\.ckpt"):
-        run(checkpoint=path)
-    assert strays(path) == ["run.ckpt.previous.previous"]
 
 
 @posix
@@ -341,7 +273,7 @@ def test_a_link_is_followed(path, tmp_path):
     assert path.is_symlink()
     assert bits(resume(path, LOG)) == whole()
     assert path.is_symlink()
-    assert sorted(file.name for file in (tmp_path / "disk").iterdir()) == ["far.ckpt", "far.ckpt.previous"]
+    assert sorted(file.name for file in (tmp_path / "disk").iterdir()) == ["far.ckpt"]
 
 
 @posix
@@ -381,7 +313,7 @@ def test_whoever_reads_while_another_writes_gets_a_whole_one(path):
     try:
         steps = [1]
         while len(set(steps)) < 50:
-            steps.append(int(checkpoint_file.read(path)[1]["counters"][0]))
+            steps.append(int(checkpoint.read(path)[1]["counters"][0]))
     finally:
         end.set()
         writer.join()
@@ -510,243 +442,58 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_parent(path):
 
 
 def test_no_bit_can_flip_unnoticed(path):
+    """A flip is noticed, or hits bytes of the zip format that carry nothing (a date, for instance)."""
     break_off(path, 2000, order="shuffle")
-    content = path.read_bytes()
-    previous = path.with_name("run.ckpt.previous")
+    content, (header, arrays) = path.read_bytes(), checkpoint.read(path)
     rng = np.random.default_rng(3)
-    flips = rng.choice(8 * len(content), 2000, replace=False)
-    flips[:160] = np.arange(160)  # all of the prefix
+    flips, noticed = rng.choice(8 * len(content), 1500, replace=False), 0
+    flips[:500] = 8 * len(content) - 1 - np.arange(500)  # the directory of the archive
     for flip in flips.tolist():
         damaged = bytearray(content)
         damaged[flip // 8] ^= 1 << flip % 8
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ")) as caught:
-            resume(path, LOG)
-        assert str(previous) in str(caught.value)
-    path.write_bytes(content)
-    assert bits(resume(path, LOG)) == whole("shuffle")
+        try:
+            found, found_arrays = checkpoint.read(path)
+        except ValueError as error:
+            noticed += str(error).startswith(f"checkpoint {path} cannot be used: ")
+        else:
+            assert found == header
+            assert all(np.array_equal(found_arrays[name], array) for name, array in arrays.items())
+    assert noticed > 1200
 
 
-def test_no_end_can_be_missing_and_none_added(path):
+def test_no_end_can_be_missing(path):
     break_off(path, 2000)
     content = path.read_bytes()
-    rng = np.random.default_rng(4)
-    for length in (0, 1, 7, 8, 19, 20, 21, 51, 52, *rng.integers(53, len(content), 100).tolist()):
+    for length in (0, 1, 7, 8, 51, *np.random.default_rng(4).integers(53, len(content), 100).tolist()):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=re.escape(str(path))):
-            resume(path, LOG)
-    for added in (b"\0", content, b"x" * 32):
-        path.write_bytes(content + added)
-        with pytest.raises(ValueError, match="checksum is wrong"):
+        with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: it is damaged")):
             resume(path, LOG)
 
 
-def sealed(text, tail=b"", *, version=1, length=None):
-    """A file whose checksum is right, whatever is in it."""
-    content = struct.pack("<8sIQ", b"DPDLCKPT", version, len(text) if length is None else length) + text + tail
-    return content + hashlib.sha256(content).digest()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (sealed(b"{}", version=2), "its format has version 2, this dpdl reads version 1"),
-        (sealed(b"{}", length=2**64 - 1), "its header of 18446744073709551615 bytes does not fit into its 54 bytes"),
-        (sealed(b"{"), "it is not valid JSON"),
-        (sealed(b"\xff\xfe"), "it is not valid JSON"),
-        (sealed(b"[" * 100_000), "it is not valid JSON"),
-        (sealed(b'{"arrays": [], "n": NaN}'), "it is not valid JSON: NaN is not a number"),
-        (sealed(b"{}"), "its header has no list of arrays"),
-        (sealed(b'{"arrays": [5]}'), "an array is described as 5"),
-        (sealed(b'{"arrays": [["x", "<f8"]]}'), "an array is described as ['x', '<f8']"),
-        (sealed(b'{"arrays": [["x", "<f8", 5]]}'), "an array is described as ['x', '<f8', 5]"),
-        (sealed(b'{"arrays": [[["x"], "<f8", []]]}', bytes(8)), "an array is described as [['x'], '<f8', []]"),
-        (sealed(b'{"arrays": [["x", "O", [1]]]}', bytes(8)), "array 'x' has dtype 'O' and shape [1]"),
-        (sealed(b'{"arrays": [["x", "<f8", [-1]]]}'), "array 'x' has dtype '<f8' and shape [-1]"),
-        (sealed(b'{"arrays": [["x", "<f8", [1.0]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape [1.0]"),
-        (sealed(b'{"arrays": [["x", "<f8", [true]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape [True]"),
-        (sealed(b'{"arrays": [["x", "<f8", [1, 1, 1, 1]]]}', bytes(8)), "array 'x' has dtype '<f8' and shape"),
-        (sealed(b'{"arrays": [["x", "<f8", [0, 1e99]]]}'), "array 'x' has dtype '<f8' and shape [0, 1e+99]"),
-        (sealed(b'{"arrays": [["x", "<f8", [0, ' + b"9" * 40 + b"]]]}"), "array 'x' has dtype '<f8' and shape [0, 99"),
-        (sealed(b'{"arrays": [["x", "<f8", [2]]]}', bytes(8)), "array 'x' of 16 bytes does not fit into the 8 that"),
-        (sealed(b'{"arrays": [["x", "<f8", [1]]]}', bytes(9)), "1 bytes belong to no array"),
-        (sealed(b'{"arrays": [["x", "<f8", [1]], ["x", "<f8", [1]]]}', bytes(16)), "array 'x' has dtype"),
-        (sealed(b'{"arrays": []}'), "its arithmetic is version None, that of this dpdl is"),
-        (b"PK" + bytes(100), "it is not a dpdl checkpoint"),
-    ],
-)
-def test_a_checksum_is_not_believed_blindly(content, message, path):
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: {message}")):
+def test_a_checkpoint_of_another_version_is_refused(path):
+    break_off(path, 2000)
+    header, arrays = checkpoint.read(path)
+    checkpoint.write(path, header | {"arithmetic": 4}, arrays)
+    with pytest.raises(ValueError, match="its arithmetic is version 4, that of this dpdl is 5"):
         resume(path, LOG)
 
 
-@cache
-def broken_off(order, generator):
-    """The file of a run that was broken off."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "run")
-        break_off(path, 1500, order=order, rng=np.random.Generator(getattr(np.random, generator)(3)))
-        return path.read_bytes()
+def test_a_peek_shows_a_run_in_progress(path):
+    seen = []
 
+    def look(result):
+        if result.n_steps == 3000:
+            seen.append((peek(path), result))
 
-def edited(path, edit, order="shuffle", generator="PCG64"):
-    """Change header and arrays of a checkpoint, leaving the checksum right."""
-    path.write_bytes(broken_off(order, generator))
-    header, arrays = checkpoint_file.read(path)
-    arrays = {name: array.copy() for name, array in arrays.items()}
-    edit(header, arrays)
-    checkpoint_file.write(path, header, arrays)
-
-
-def put(name, index, value):
-    return lambda header, arrays: arrays[name].__setitem__(index, value)
-
-
-def give(**new):
-    return lambda header, arrays: arrays.update(new)
-
-
-def say(section, **new):
-    return lambda header, arrays: header[section].update(new)
-
-
-NONSENSE = {
-    "another arithmetic": (lambda h, a: h.update(arithmetic=1), "its arithmetic is version 1, that of this dpdl is "),
-    "no fingerprint": (lambda h, a: h.pop("fingerprint"), "it belongs to another data set: the fingerprints differ"),
-    "no generator": (lambda h, a: h.pop("generator"), "its header has ['arithmetic', 'fingerprint', "),
-    "a list of settings": (lambda h, a: h.update(settings=[1]), "must be a mapping, not list"),
-    "an unknown setting": (say("settings", steps=1), "unexpected keyword argument 'steps'"),
-    "a setting out of range": (say("settings", gamma=1.5), "gamma must be > 0 and < 1, got 1.5"),
-    "a setting left open": (say("settings", eta=None), "its settings are not complete"),
-    "an estimate left open": (say("settings", mixing_time="estimate"), "mixing_time = 'estimate' needs a log"),
-    "steps beyond T": (say("settings", T=1000), "which must lie between 0 and 1000"),
-    "inputs that are no flags": (say("inputs", default_start="yes"), "default_start must be True or False"),
-    "an estimate that is no flag": (say("inputs", mixing_time_estimated=2), "mixing_time_estimated must be True or"),
-    "more inputs than there are": (
-        say("inputs", more=2),
-        "its inputs have ['default_start', 'initial_estimated', 'known', ",
-    ),
-    "known to be odd": (say("inputs", known=["gamma"]), "known must be one of"),
-    "a part that is not there": (say("inputs", n_reference=300), "n_reference must be between 1 and 299, got 300"),
-    "a part that mu_hat was not made of": (say("inputs", n_reference=5), "does not count the first 5 transitions"),
-    "a reference of other sizes": (say("reference", n_states=10**6), "its mu_hat has other sizes than the data set"),
-    "a reference of another floor": (say("reference", floor=0.5), "its mu_hat has floor 0.5, its settings 0.0001"),
-    "a reference of other samples": (say("reference", n_samples=7), "add up to n_samples"),
-    "pairs out of range": (put("reference_pairs", -1, 48), "must be between 0 and 47"),
-    "pairs out of order": (put("reference_pairs", 1, 0), "pairs must ascend"),
-    "counts of zero": (put("reference_counts", 0, 0), "counts must be positive"),
-    "other coordinates": (put("pairs", 0, 40), "its pairs are not those of this log"),
-    "no coordinates": (lambda h, a: a.pop("pairs"), "'pairs' is missing"),
-    "no initial state": (give(initial=np.zeros(12)), "initial must sum to 1, got 0"),
-    "too few states": (give(initial=np.array([1.0])), "initial must have shape (12,)"),
-    "no V": (lambda h, a: a.pop("V"), "it holds the arrays"),
-    "a V too long": (give(V=np.zeros((3, 13))), "V is float64(3, 13), not float64(3, 12)"),
-    "a frame of whole numbers": (lambda h, a: a.update(frame=a["frame"].astype(np.int64)), "frame is int64"),
-    "V not a number": (put("V", (0, 3), np.nan), "V[0][3] = nan, which must lie between -0.5"),
-    "x infinite": (put("x", (0, 0), -np.inf), "x[0][0] = -inf, which must lie between -1.79"),
-    "a past sum that is no number": (put("moments", (1, 0, 5), np.nan), "moments[1][0, 5] = nan, which must lie "),
-    "cases that do not add up": (put("counters", 1, 10**6), "number of steps in the four cases = 100"),
-    "a negative count": (put("counters", 9, -1), "counters[9] = -1, which must lie between 0 "),
-    "V from the future": (put("V_since", 0, 10**9), "V_since[0] = 1000000000, which must lie between 0 "),
-    "a shift from the future": (put("steps", 0, 10**9), "steps[0] = 1000000000, which must lie between 1455 "),
-    "a refresh in the past": (put("steps", 1, 5), "steps[1] = 5, which must be 15"),
-    "records that do not exist": (put("records_ahead", 0, 300), "records_ahead[0] = 300, which must lie between 0 "),
-    "initial states that do not exist": (put("initial_ahead", 0, 12), "initial_ahead[0] = 12, which must lie "),
-    "draws without a partner": (give(initial_ahead=np.zeros(5, np.int32)), "initial_ahead is int32(5,), not int32("),
-    "too many draws": (
-        give(records_ahead=np.zeros(4097, np.int64), initial_ahead=np.zeros(4097, np.int32)),
-        "number of draws made ahead = 4097, which must lie between 0 and 40",
-    ),
-    "draws in two rows": (
-        give(records_ahead=np.zeros((2, 2), np.int64), initial_ahead=np.zeros((2, 2), np.int32)),
-        "records_ahead is int64(2, 2), not int64(4,)",
-    ),
-    "a position that cannot be": (lambda h, a: a["position"].__ixor__(1), ", which must be "),
-    "a permutation out of range": (put("permutation", 0, 300), "permutation[0] = 300, which must lie between 0 "),
-    "a sum of V without a step": (
-        lambda h, a: (a["V_since"].fill(0), a["V"][1:].fill(1.0)),
-        "V[1][0] = 1.0, which must be ",
-    ),
-    "a large sum of V": (put("V", (1, 7), 1e5), "V[1][7] = 100000.0, which must lie between -"),
-    "what the sum of V lost": (put("V", (2, 7), 1.0), "V[2][7] = 1.0, which must lie between -"),
-    "lam outside of its simplex": (
-        put("lam", (slice(0, 2), 0), [700.0, np.exp(700.0)]),
-        "lam[0][0] = 700.0, which must",
-    ),
-    "lam without its logarithm": (put("lam", (1, 0), 1.0), "lam[1][0] = 1.0, which must lie between "),
-    "a negative sum of lam": (put("lam", (2, 1), -1.0), "lam[2][1] = -1.0, which must lie between 0"),
-    "z below zero": (put("x", (1, 4), -1.0), "x[1][4] = -1.0, which must lie between "),
-    "z above its cap": (put("x", (slice(0, 2), 4), [9.0, np.exp(9.0)]), "x[0][4] = 9.0, which must lie between "),
-    "z of another sum": (
-        lambda h, a: put("x", (slice(0, 2), a["x"][1].argmax()), [-30.0, np.exp(-30.0)])(h, a),
-        "sums[0] = ",
-    ),
-    "a negative past sum of x": (put("x", (2, 4), -1e3), "x[2][4] = -1000.0, which must lie between 0"),
-    "a mark from the future": (put("x", (3, 4), 1e6), "x[3][4] = 1000000.0, which must lie between 0"),
-    "a large settled sum of x": (put("x", (4, 4), 1e308), "x[4][4] = 1e+308, which must lie between 0"),
-    "what the past sum of x lost": (put("x", (5, 4), 0.1), "x[5][4] = 0.1, which must lie between -"),
-    "a shift too far": (put("frame", (0, 0), 1.1), "frame[0][0] = 1.1, which must lie between 0"),
-    "tau beyond the series": (put("frame", (1, 0), 0.3), "frame[1][0] = 0.3, which must lie between 0"),
-    "a factor of another shift": (put("frame", (2, 0), 0.99), "frame[2][0] = 0.99, which must lie between "),
-    "moments of other pairs": (put("moments", (0, 0, 0), 7.0), "moments[0][0, 0] = 7.0, which must lie between "),
-    "a past sum of the bins": (put("moments", (1, 0, 0), 1e308), "moments[1][:, 0][0] = 1e+308, which must "),
-    "a common shift backwards": (put("window", 0, -0.01), "window[0] = -0.01, which must lie between 0"),
-    "a scale of another shift": (put("window", 1, 0.5), "window[1] = 0.5, which must lie between "),
-    "a drop beyond the series": (
-        lambda h, a: (put("powers", 7, 1.0)(h, a), put("window", 2, 0.1)(h, a)),
-        "window[2] = 0.1, which must lie between 0",
-    ),
-    "a drop without power sums": (
-        lambda h, a: (put("powers", 7, 0.0)(h, a), put("window", 2, 1e-3)(h, a)),
-        "window[2] = 0.001, which must be 0",
-    ),
-    "a large past sum of the scale": (put("window", 3, 1e308), "window[3] = 1e+308, which must lie between 0"),
-    "a past sum of the drop that is off": (put("window", 5, 7.0), "window[3:][2] = 7.0, which must lie between "),
-    "power sums of other pairs": (
-        put("powers", slice(2, 8), [7.0, 7.0, 7.0, 7.0, 10.0, 1.0]),
-        "powers[2:6][0] = 7.0, which must lie between ",
-    ),
-    "a ceiling below its sum": (put("powers", slice(6, 8), [0.0, 1.0]), "powers[6] = 0.0, which must lie between "),
-    "power sums that are half valid": (put("powers", 7, 0.5), "powers[7] = 0.5, which must be 1"),
-    "a running sum that is off": (put("sums", 0, 1.0), "sums[0] = 1.0, which must lie between "),
-    "too many rebases": (put("counters", 8, 10**9), "counter rebases = 1000000000, which must lie between "),
-    "too much work": (put("counters", 6, 2**62), "counter iterations = 4611686018427387904, which must lie between "),
-    "a record out of turn": (put("records_ahead", -1, 7), ", which must be "),
-    "a record twice": (put("permutation", slice(None), 7), "permutation does not hold every record as often"),
-}
-
-
-@pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_named_and_never_reaches_the_core(name, path):
-    edit, message = NONSENSE[name]
-    edited(path, edit)
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ") + ".*" + re.escape(message)):
-        resume(path, LOG)
-
-
-@pytest.mark.parametrize(
-    ("name", "edit"),
-    [
-        ("PCG64", lambda state: state["state"].update(inc=0, state=0)),  # never leaves zero
-        ("PCG64", lambda state: state["state"].update(state=2**128)),
-        ("PCG64", lambda state: state["state"].pop("inc")),
-        ("PCG64", lambda state: state.update(uinteger=2**40)),
-        ("PCG64", lambda state: state.update(bit_generator="os")),
-        ("PCG64", lambda state: state.update(more=1)),
-        ("MT19937", lambda state: state["state"].update(pos=2**30)),  # far outside its buffer
-        ("MT19937", lambda state: state["state"]["key"].update(values=[0] * 624)),  # never leaves zero
-        ("MT19937", lambda state: state["state"]["key"].update(values=[0.5] * 624)),
-        ("MT19937", lambda state: state["state"]["key"].update(dtype="S1000000")),
-        ("Philox", lambda state: state.update(buffer_pos=-(2**30))),  # far outside its buffer
-        ("Philox", lambda state: state["state"]["counter"].update(values=[1, 2])),
-        ("SFC64", lambda state: state["state"].update(state=5)),
-    ],
-)
-def test_a_generator_in_an_impossible_state_is_refused(name, edit, path):
-    edited(path, lambda header, _: edit(header["generator"]), "replacement", name)
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path} cannot be used: ")):
-        resume(path, LOG)
+    run(checkpoint=path, every=0, chunk=1000, callback=look, callback_every=1000)
+    ((found, now),) = seen
+    assert (found.n_steps, found.T, found.settings) == (2000, T, Settings(**GOOD))
+    half = run(step_limit=2000)
+    assert bits(found.result(LOG))[1] == T  # the run has gone on meanwhile
+    np.testing.assert_allclose(found.lam_mean, half.lam_mean, rtol=1e-12)
+    np.testing.assert_array_equal(found.lam, half.last.lam)
+    assert now.n_steps == 3000
 
 
 # ---- What does not belong together ----
@@ -763,7 +510,7 @@ def test_another_data_set_is_refused(path):
         LOG[:-1],
         LOG[::-1],
     ):
-        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* belongs to another data set"):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} .* belongs to another log"):
             resume(path, other)
     same = Dataset(*columns, LOG.r, LOG.u, n_states=12, n_actions=4)
     assert bits(resume(path, same)) == whole()
@@ -776,7 +523,7 @@ def test_part_of_a_log_is_not_the_same_as_a_copy_of_it(path):
     assert copy.fingerprint == part.fingerprint
     expected = run(part, reference=reference)
     run(part, reference=reference, checkpoint=path, step_limit=3000)
-    with pytest.raises(ValueError, match="its pairs are not those of this log"):
+    with pytest.raises(ValueError, match="the part of the log differ"):
         resume(path, copy)
     assert bits(resume(path, part)) == bits(expected)
 
@@ -787,7 +534,7 @@ def test_part_of_a_log_is_not_the_same_as_a_copy_of_it(path):
         ((None, LOG), TypeError, "path must be a path, got NoneType"),
         ((5, LOG), TypeError, "path must be a path, got int"),
         (("nowhere.ckpt", LOG), FileNotFoundError, "nowhere.ckpt"),
-        (("nowhere.ckpt", LOG.records), TypeError, "dataset must be a Dataset, got ndarray"),
+        (("nowhere.ckpt", LOG.records), TypeError, "log must be a Dataset, got ndarray"),
         (("nowhere.ckpt", LOG, GOOD), TypeError, "settings must be a Settings, got dict"),
     ],
 )
@@ -808,7 +555,6 @@ def test_resume_names_a_bad_argument(arguments, error, message):
         ({"callback_seconds": -1}, ValueError, "callback_seconds must be >= 0, got -1.0"),
         ({"callback_seconds": 1, "callback_every": 1}, TypeError, "give either callback_every or callback_seconds"),
         ({"progress": 1}, TypeError, "progress must be True, False or None, got 1"),
-        ({"check_slater": "yes"}, TypeError, "check_slater must be True, False or None, got 'yes'"),
     ],
 )
 def test_learn_names_a_bad_argument(changes, error, message, path):
@@ -826,7 +572,7 @@ def test_a_new_run_replaces_nothing(path):
     path.mkdir()
     with pytest.raises(FileExistsError, match=r"it is a folder, and a checkpoint is a file.*run\.ckpt"):
         run(checkpoint=path)
-    with pytest.raises(FileNotFoundError, match=r"run\.ckpt has no file 'plan': nothing to resume"):
+    with pytest.raises(IsADirectoryError, match=r"run\.ckpt is a folder: continue it by the call that made it"):
         resume(path, LOG)
     assert strays(path) == []
 
@@ -910,7 +656,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(path, caplog):
     assert errors == [str(warning.message) for warning in caught]
     assert [int(re.search(r"after (\d+) steps", error)[1]) for error in errors] == [*range(3000, 6001, 100), 6000]
     assert note == errors[-1]
-    assert checkpoint_file.read(path)[1]["counters"][0] == 2900
+    assert checkpoint.read(path)[1]["counters"][0] == 2900
     assert strays(path) == []
     assert bits(resume(path, LOG)) == whole()
 
@@ -933,7 +679,7 @@ def test_when_there_is_room_again_the_note_goes(path):
     assert (bits(again), again.notes) == (whole(), ())
 
 
-@pytest.mark.parametrize("stage", ["fsync", "link", "replace"])
+@pytest.mark.parametrize("stage", ["fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
 def test_whatever_fails_the_one_before_is_still_there(stage, error, path, monkeypatch):
     run(checkpoint=path, step_limit=500)
@@ -948,9 +694,6 @@ def test_whatever_fails_the_one_before_is_still_there(stage, error, path, monkey
     def begin(result):
         failing.append(True)
 
-    if stage == "link":  # without hard links it is copied, which fails as well when the disk is full
-        monkeypatch.setattr(checkpoint_file.shutil, "copyfile", fail)
-        real = os.link
     monkeypatch.setattr(os, stage, fail)
     with pytest.warns(RuntimeWarning, match=f"after 6000 steps .*{'No space' if error.args else 'MemoryError'}"):
         result = resume(path, LOG, callback=begin, callback_every=3000)
@@ -966,7 +709,6 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_any_work(tmp_path
     for place, error in (
         (tmp_path / "file" / "run.ckpt", NotADirectoryError),
         (tmp_path / "missing" / "run.ckpt", FileNotFoundError),
-        (tmp_path / ("long" * 62), OSError),  # there is no room for the longer name of the one before
     ):
         with pytest.raises(error, match=re.escape(f"the checkpoint could not be written: '{place}'")):
             run(checkpoint=place, callback=must_not_be_called, callback_every=1)
@@ -1015,4 +757,3 @@ def test_a_checkpoint_may_be_taken_away_or_replaced_in_the_middle_of_a_run(path)
     assert bits(result) == whole()
     assert "Is a directory" in result.notes[0]
     assert path.is_dir()  # it is not ours
-    assert checkpoint_file.read(path.with_name("run.ckpt.previous"))[1]["counters"][0] == 3000

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-import logs
 from dpdl import _validation as check
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
 from dpdl.data import packing

@@ -86,7 +86,7 @@ def test_episodes_begin_after_rows_that_are_terminated_or_truncated():
 def test_the_first_states_of_episodes_are_the_default_initial_distribution(log):
     first = np.bincount(log.s[log.starts], minlength=6)
     np.testing.assert_array_equal(log.initial_counts, first)
-    settings = {"gamma": GAMMA, "psi": 30, "slater": 0.2, "T": 2000, "rng": 0, "check_slater": False}
+    settings = {"gamma": GAMMA, "psi": 30, "slater": 0.2, "T": 2000, "rng": 0}
     one, other = learn(log, **settings), learn(log, **settings, rho0=first / first.sum())
     np.testing.assert_array_equal(one.x_mean, other.x_mean)
     np.testing.assert_array_equal(exact.plug_in(log, GAMMA).rho0, exact.plug_in(log, GAMMA, first / first.sum()).rho0)
@@ -146,7 +146,7 @@ def test_core_twin_and_eager_step_agree(log, psi, kappa):
 
 
 def test_checkpoints_carry_ends(log, tmp_path):
-    settings = {"gamma": GAMMA, "psi": 5, "slater": 0.3, "T": 20_000, "order": "shuffle", "check_slater": False}
+    settings = {"gamma": GAMMA, "psi": 5, "slater": 0.3, "T": 20_000, "order": "shuffle"}
     whole = learn(log, **settings, rng=0)
     learn(log, **settings, rng=0, step_limit=7001, checkpoint=tmp_path / "run")
     again = resume(tmp_path / "run", log)
@@ -275,7 +275,7 @@ def test_an_ended_episode_restarts_in_the_state_of_the_next_record(chunk, monkey
 
 def test_verify_sees_no_flow_residual_and_the_right_utilities_at_an_exact_occupancy(log):
     model = exact.plug_in(log, GAMMA)
-    settings = {"gamma": GAMMA, "psi": 30, "slater": 0.2, "T": 10, "kappa": 0.2, "eps": 0.5, "check_slater": False}
+    settings = {"gamma": GAMMA, "psi": 30, "slater": 0.2, "T": 10, "kappa": 0.2, "eps": 0.5}
     result = learn(log, **settings, rng=0)
     best = model.solve()
     x = best.occupancy / log.frequencies * result.reference.mu_hat
@@ -308,7 +308,7 @@ def test_states_that_are_entered_and_never_left_get_a_note(tmp_path):
     assert note.startswith("2 states are entered but never left (3, 4): nothing is known about what follows, so the")
     log.save(tmp_path / "log")
     assert Dataset.open(tmp_path / "log").notes == log.notes
-    assert note in learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1, 0, 0, 0, 0], even_if_infeasible=True).notes
+    assert note in learn(log, gamma=0.5, psi=2, slater=1, T=10, rho0=[1, 0, 0, 0, 0]).notes
     assert log[:2].notes == ()  # part of a log may stop anywhere
     declared = Dataset(**columns, s_next=[1, 4, 3], terminated=[0, 1, 1])
     assert declared.notes == ()

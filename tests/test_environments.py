@@ -8,8 +8,8 @@ import pytest
 
 import logs
 from dpdl import CMDP, Labels, Policy, exact, judge, rollout
-from dpdl import policy as policies
 from dpdl import gym as rollouts
+from dpdl import policy as policies
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, world
 
 MAKE = {

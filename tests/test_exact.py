@@ -391,3 +391,16 @@ def test_slater_is_found_where_the_region_leaves_no_room_at_all():
     )
     roomy = hard.cmdp.slater(2.0 * (1 + 1e-7), hard.mu)
     assert roomy - 1e-5 < hard.cmdp.slater(2.0, hard.mu) < roomy
+
+
+def test_concurrent_questions_get_their_own_plug_in_models(monkeypatch):
+    """Another thread asks with another discount whenever a model has just been stored."""
+    log = garnet(4, 2, 1, rng=0).sample(200, np.full((4, 2), 1 / 8), rng=1)
+    other = exact.plug_in(log, 0.9, [0.25] * 4)
+
+    class Shared(dict):
+        def __setitem__(self, log, entry):
+            super().__setitem__(log, ((0.9, other.rho0.tobytes()), other))
+
+    monkeypatch.setattr("dpdl.models.plug_in._LAST", Shared())
+    assert [exact.plug_in(log, gamma, [0.25] * 4).gamma for gamma in (0.5, 0.9, 0.6)] == [0.5, 0.9, 0.6]

@@ -56,9 +56,7 @@ POINT = Point.of(**START)
 
 def step_of_core(record, initial):
     rho0 = np.eye(4)[initial]
-    result = learn(
-        LOG[record : record + 1], SETTINGS, rho0=rho0, reference=REFERENCE, start=POINT, rng=0, even_if_infeasible=True
-    )
+    result = learn(LOG[record : record + 1], SETTINGS, rho0=rho0, reference=REFERENCE, start=POINT, rng=0)
     assert result.diagnostics["case_1"] == 1
     assert result.diagnostics["capped"] == 0
     return result.last

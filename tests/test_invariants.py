@@ -5,7 +5,7 @@ import pytest
 
 from dpdl.data.dataset import Dataset
 from dpdl.learner.learn import learn
-from dpdl.result import Status
+from dpdl.stopping import Status
 from problems import CORES, Run, excess, random_log, resolved
 
 
@@ -139,7 +139,7 @@ def test_degenerate_problems_stay_inside_and_finite(name, eta):
 def test_degenerate_problems_are_learned_like_any_other(name, eta):
     log, changes = DEGENERATE[name]
     even = np.full(log.n_states, 1 / log.n_states)
-    result = learn(log, **{**PLAIN, "T": 2000, "eta": eta, **changes}, rho0=even, rng=1, even_if_infeasible=True)
+    result = learn(log, **{**PLAIN, "T": 2000, "eta": eta, **changes}, rho0=even, rng=1)
     assert result.status is Status.COMPLETED
     for part in (result.x_mean, result.V_mean, result.lam_mean, result.policy, *result.last):
         assert np.isfinite(part).all()

@@ -131,7 +131,7 @@ def test_a_reference_may_know_pairs_that_the_log_does_not_and_the_other_way_roun
     log, reference = LOG[:6], estimate_reference(LOG[6:15], 1e-3)
     assert len(np.setdiff1d(log.pairs, reference.pairs)) > 0
     assert len(np.setdiff1d(reference.pairs, log.pairs)) > 0
-    result = learn(log, **GOOD, reference=reference, even_if_infeasible=True)
+    result = learn(log, **GOOD, reference=reference)
     assert result.status is Status.COMPLETED
     assert (result.x_mean <= reference.mu_hat / 0.2 * (1 + 1e-9)).all()
 
@@ -306,20 +306,6 @@ def test_nothing_is_written_where_nobody_looks(capfd):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_plain_line_without_tqdm(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it fails
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    expected = bits(run())
-    result = run(chunk=500)
-    text = sys.stderr.getvalue()
-    lines = text.split("\r")
-    assert any(line.startswith("learning:  50.0%") and "steps/s" in line for line in lines)
-    assert text.endswith("\r")
-    assert lines[-2].strip() == ""
-    assert bits(result) == expected
-
-
-@pytest.mark.usefixtures("impatient")
 def test_tqdm_where_it_is_installed(monkeypatch, capsys):
     class Bar:
         def __init__(self, total, desc, file, **others):
@@ -337,20 +323,6 @@ def test_tqdm_where_it_is_installed(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [f"learning {n} of 3000" for n in (1000, 2000, 3000)] + ["closed"]
-
-
-@pytest.mark.usefixtures("impatient")
-def test_the_bar_is_closed_when_the_run_is_stopped(monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "_tqdm", lambda total, first, label: None)
-
-    def stop(result):
-        if result.n_steps == 2000:
-            raise StopIteration
-
-    run(chunk=1000, progress=True, callback=stop, callback_every=1000)
-    err = capsys.readouterr().err
-    assert "33.3%" in err
-    assert err.endswith("\r")
 
 
 def test_a_short_run_shows_nothing_even_on_a_terminal(monkeypatch):
@@ -378,7 +350,6 @@ REFERENCE = estimate_reference(LOG, 1e-3)
     ("changes", "error", "message"),
     [
         ({"gamma": 1.0}, ValueError, "gamma must be > 0 and < 1, got 1.0"),
-        ({"T": None}, ValueError, "give T (a number of steps) or eps"),
         ({"steps": 5}, TypeError, "unexpected keyword argument 'steps'; did you mean T?"),
         ({"settings": {"T": 5}}, TypeError, "settings must be a Settings, got dict"),
         ({"rho0": None}, TypeError, "give either rho0 or initial_states"),
@@ -406,7 +377,7 @@ REFERENCE = estimate_reference(LOG, 1e-3)
         (
             {"reference": estimate_reference(random_log(5, 3, 20, 2, seed=0), 1e-3)},
             ValueError,
-            "reference has 5 states and 3 actions, the data set 4 and 3",
+            "reference has 5 states and 3 actions, the log 4 and 3",
         ),
         (
             {"reference": estimate_reference(LOG, 2e-3)},
@@ -436,7 +407,7 @@ def test_bad_arguments_are_named(changes, error, message):
 
 
 def test_the_first_argument_is_a_data_set():
-    refused(TypeError, "dataset must be a Dataset, got ndarray", dataset=np.zeros((3, 5)))
+    refused(TypeError, "log must be a Dataset, got ndarray", dataset=np.zeros((3, 5)))
 
 
 @pytest.mark.parametrize("rng", [0.5, "seed", [1, 2], True, np.random.RandomState(0), np.random.PCG64(0)])
@@ -449,7 +420,7 @@ def test_gamma_must_be_the_one_that_costs_were_converted_with():
     costs = logs.from_costs(
         [0, 0], [0, 1], [0, 0], [1, 0], [[1.0], [0.0]], [0.5], gamma=0.9, normalised=True, n_states=1, n_actions=2
     )
-    refused(ValueError, "gamma = 0.8 differs from 0.9, with which the costs were converted", costs, rho0=[1.0])
+    refused(ValueError, "the log was posed under another question, gamma = 0.9: pass the log itself", costs, rho0=[1.0])
     assert learn(costs, **{**GOOD, "gamma": 0.9, "rho0": [1.0]}).success
 
 
@@ -542,7 +513,7 @@ def test_a_start_of_a_wrong_shape_is_named(changes, error, message):
     refused(error, message, **ROOMY, start=start(**changes))
 
 
-@pytest.mark.parametrize("point", [5, "point", (np.zeros((4, 3)), np.zeros(4)), {"x": 1}])
+@pytest.mark.parametrize("point", [5, (np.zeros((4, 3)), np.zeros(4)), {"x": 1}])
 def test_a_start_that_is_no_point_is_named(point):
     refused(TypeError, f"start must be a Point (log_x, V, log_lam), got {type(point).__name__}", start=point)
 

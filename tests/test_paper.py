@@ -110,7 +110,6 @@ def test_constants(psi, n_utilities):
         assert found == pytest.approx(needed, rel=1e-12, abs=1)  # whole numbers
 
 
-@pytest.mark.xfail(reason="c'_e is 1 instead of that of the proof", strict=False)
 def test_budget_of_mu_hat_on_a_trajectory():
     p = paper.Setup(6, 2, 1, 0.8, 2.0, 0.5, 0.1, 0.05)
     found = theory.async_reference_samples(problem_of(p), p.eps, p.delta, 10)
@@ -194,7 +193,6 @@ def test_learn_is_algorithm_1(ends):
         rho0=m.rho0,
         rng=0,
         order="trajectory",
-        check_slater=False,
     )
     p = paper.Setup(5, 3, 2, m.gamma, 2.0, 0.3, 0.4, 0.05)
     k = paper.constants(p, 500)
@@ -266,8 +264,6 @@ def test_learn_adaptive_is_algorithm_2(eps, divisor, margin, kappa, verdicts):
         eps_divisor=divisor,
         exit_margin=margin,
         max_levels=most,
-        check_slater=False,
-        even_if_infeasible=True,
     )
     rows, position = rows_of(log, np.zeros(len(log), int)), 0
 

@@ -17,7 +17,7 @@ TABLE = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.
 LABELS = Labels(["home", "ward", "icu", "exit"], ["rest", "drug", "move"])
 SEEN = Evidence(np.array([0, 1, 3, 9, 10]), np.array([5, 7, 1000, 1, 2]), np.array([-0.5, 0.25, 0.0, 1e-3, -12.5]))
 QUESTION = Question(0.9, ("icu", "falls"), (0.1, 0.2), "average", (0, 1), 4.0, (1.0, 2.0))
-RUN = {"gamma": 0.9, "psi": 4, "slater": 0.5, "T": 2000, "rho0": [0.25] * 4, "even_if_infeasible": True}
+RUN = {"gamma": 0.9, "psi": 4, "slater": 0.5, "T": 2000, "rho0": [0.25] * 4}
 
 
 def a_log(n=400, seed=0, scale=1.0, **options):

@@ -19,24 +19,26 @@ def _run(problem=LARGE, eps=0.5, delta=0.05, mixing_time=None, **changes):
     steps = max(steps, theory.descent_steps(problem, eps, delta))
     sizes = {"n_states": problem.n_states, "n_actions": problem.n_actions, "n_utilities": problem.n_utilities}
     model = {"gamma": problem.gamma, "slater": problem.slater, "psi": problem.psi}
-    settings = Settings(**model, T=steps, eps=eps, delta=delta, mixing_time=mixing_time).resolve(*sizes.values())
+    settings = Settings(**model, T=steps, eps=eps, delta=delta, mixing_time=mixing_time, order="once")
+    settings = settings.resolve(*sizes.values())
     facts = Facts(
         **sizes,
         n_reference=reference,
-        fresh=True,
-        disjoint=True,
+        n_descent=steps,
+        reference="own",
         as_stated=True,
+        strict=True,
         known=("psi", "slater", "mixing_time"),
         kind="independent" if mixing_time is None else "trajectory",
     )
-    return _changed((settings, facts, steps, False), **changes)
+    return _changed((settings, facts, steps), **changes)
 
 
 def _changed(run, **changes):
-    settings, facts, n_steps, slater_refuted = run
+    settings, facts, n_steps = run
     of_facts = {name: changes.pop(name) for name in list(changes) if hasattr(facts, name)}
-    n_steps, slater_refuted = changes.pop("n_steps", n_steps), changes.pop("slater_refuted", slater_refuted)
-    return replace(settings, **changes), replace(facts, **of_facts), n_steps, slater_refuted
+    n_steps = changes.pop("n_steps", n_steps)
+    return replace(settings, **changes), replace(facts, **of_facts), n_steps
 
 
 def _broken(run):
@@ -57,7 +59,7 @@ def test_an_exemplary_run_has_its_guarantee(problem):
 def test_an_exemplary_trajectory_has_its_guarantee(mixing_time):
     claim = guarantee(*_run(mixing_time=mixing_time))
     assert claim is not None
-    assert "Theorem 4.6 with c'_o = 1, c'_e = 1:" in claim
+    assert "Theorem 4.6 with c'_o = 1, c'_e = 26" in claim
     assert "(10.95 eps)" in claim
 
 
@@ -68,7 +70,7 @@ def test_an_exemplary_trajectory_has_its_guarantee(mixing_time):
         ({"kind": "independent"}, {"one trajectory"}),
         ({"known": ("psi", "slater")}, {"mixing time"}),
         ({"mixing_time_estimated": True}, {"mixing time"}),
-        ({"c_e": 1.01}, {"samples for mu_hat"}),
+        ({"c_e": 35.0}, {"samples for mu_hat"}),
         ({"c_o": 1e12}, {"steps"}),
     ],
 )
@@ -78,27 +80,37 @@ def test_one_broken_premise_on_a_trajectory(changes, broken):
     assert guarantee(*run) is None
 
 
-def test_a_trajectory_may_take_either_step_size():
+def test_a_trajectory_takes_the_step_of_the_theorem_or_declares_the_short_one():
     run = _run(mixing_time=9)
-    settings, _, n_steps, _ = run
-    assert guarantee(*_changed(run, eta=theory.step_size(n_steps))) is not None
+    settings, _, n_steps = run
+    short = theory.step_size(n_steps, 9)
+    assert _broken(_changed(run, eta=short)) == {"eta"}
+    assert guarantee(*_changed(run, eta=short, short_steps=True)) is not None
     assert _broken(_changed(run, eta=settings.eta / 2)) == {"eta"}
 
 
+def test_only_a_strict_run_has_a_guarantee():
+    assert guarantee(*EXEMPLARY) is not None
+    run = _changed(EXEMPLARY, strict=False)
+    assert not _broken(run)
+    assert guarantee(*run) is None
+
+
 EXEMPLARY = _run()
-SETTINGS, FACTS, STEPS, _ = EXEMPLARY
+SETTINGS, FACTS, STEPS = EXEMPLARY
 
 
 @pytest.mark.parametrize(
     ("changes", "broken"),
     [
         ({"n_reference": FACTS.n_reference - 1}, {"samples for mu_hat"}),
-        ({"fresh": False}, {"fresh samples"}),
-        ({"disjoint": False}, {"independent mu_hat"}),
+        ({"n_descent": STEPS - 1}, {"fresh samples"}),
+        ({"order": "replacement"}, {"fresh samples"}),
+        ({"reference": "shared"}, {"independent mu_hat"}),
+        ({"reference": "given"}, {"independent mu_hat"}),
         ({"as_stated": False}, {"algorithm as stated"}),
         ({"known": ("slater",)}, {"psi >= C*"}),
         ({"known": ("psi",)}, {"slater valid"}),
-        ({"slater_refuted": True}, {"slater valid"}),
         ({"kind": "trajectory"}, {"independent transitions"}),
         ({"kind": "trajectories"}, {"independent transitions"}),
         ({"eta": SETTINGS.eta * 0.99}, {"eta"}),

@@ -27,7 +27,8 @@ def test_a_discounted_sum_is_nonnegative_exactly_where_the_limit_is_kept(limit_o
     ended[np.cumsum(lengths) - 1] = True
     c = rng.exponential(size=len(ended))
     zeros = np.zeros(len(ended), dtype=int)
-    log = Dataset(zeros, zeros, zeros, c, costs={"c": c}, n_states=1, n_actions=1, terminated=ended, truncated=zeros > 0)
+    marks = {"terminated": ended, "truncated": zeros > 0}
+    log = Dataset(zeros, zeros, zeros, c, costs={"c": c}, n_states=1, n_actions=1, **marks)
     posed = pose(log, gamma, {"c": limit}, limit_on)
     assert 1 - 1e-15 <= abs(posed.u).max() <= 1
     for last, length in zip(np.cumsum(lengths), lengths, strict=True):

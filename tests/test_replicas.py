@@ -1,29 +1,22 @@
 """Many runs at once: the same bits on every executor, averages that are averages, and nothing lost to Ctrl-C."""
 
 import concurrent.futures as cf
-import contextlib
 import hashlib
-import io
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
-from dpdl.learner import pool as pool_module
-from dpdl.learner import practice, progress
+from dpdl.learner import defaults
 from dpdl.learner.layout import Coordinates
-from dpdl.learner.plan import PLAN
+from dpdl.learner.replicate import PLAN
 from long_runs import bits
 from problems import random_log
 
@@ -90,62 +83,8 @@ def press_once(begun, kill=os.kill):
     return thread
 
 
-def have_begun(folder, n):
-    """Whether so many runs outside of this process have, as they say in a folder of the caller's."""
-    return lambda: len(list(Path(folder).glob("dpdl-*/[0-9]"))) == n
-
-
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """Where `replicate` makes its folders."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
 def digests(results):
     return [hashlib.sha256(repr(bits(result)).encode()).hexdigest() for result in results]
-
-
-def at_a_terminal(path, folder):
-    """Run on a cluster of Dask's, and then be interrupted as at a terminal, where every process of the job is."""
-    import distributed
-
-    tempfile.tempdir = folder
-    log, common = Dataset.open(path), {"rho0": RHO0, "rng": 7}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-    with (
-        distributed.LocalCluster(**options, local_directory=folder) as cluster,
-        cluster.get_client() as client,
-    ):
-        executor = client.get_executor()
-        found = replicate(log, SETTINGS, n=3, **common, executor=executor)
-        points = sweep(log, SETTINGS, over={"psi": [2, 3]}, **common, executor=executor)
-        press_once(have_begun(folder, 2), os.killpg)
-        broken = replicate(log, SETTINGS, n=4, T=10**11, **common, executor=executor)
-    interrupted = [[k, one.status, one.n_steps] for k, one in zip(broken.numbers, broken.results, strict=True)]
-    print(json.dumps([digests(found.results), digests(points.results), interrupted]))
-
-
-@pytest.fixture(scope="module")
-def dask(stored, tmp_path_factory):
-    """What came of that."""
-    pytest.importorskip("distributed")
-    command = [sys.executable, "-W", "ignore", __file__, str(stored.path), str(tmp_path_factory.mktemp("dask"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_dask_gives_the_same_bits(stored, dask):
-    assert dask[0] == digests(one_by_one(stored, 3))
-    assert dask[1] == digests(learn(stored, SETTINGS, psi=psi, rho0=RHO0, rng=7) for psi in (2, 3))
-
-
-def test_ctrl_c_at_a_terminal_loses_no_work_of_dask(dask):
-    runs = dask[2]
-    assert [k for k, _, _ in runs] == [0, 1]
-    assert [status for _, status, _ in runs] == [Status.INTERRUPTED] * 2
-    assert all(n_steps > 0 for _, _, n_steps in runs)
 
 
 def test_the_average_and_the_spread_are_those_of_the_replicas(log):
@@ -212,7 +151,7 @@ def test_one_replica_has_no_spread(log):
 @pytest.mark.parametrize("order", ["replacement", "shuffle", "trajectory"])
 def test_replicas_that_were_stopped_at_20_places_go_on_bit_for_bit(stored, order, tmp_path):
     whole = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, order=order)
-    common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "check_slater": False, "resume": True}
+    common = {"rho0": RHO0, "order": order, "checkpoint": tmp_path / "runs", "resume": True}
     limits = np.sort(np.random.default_rng(0).integers(1, 4000, 20))
     for k, limit in enumerate(limits.tolist()):
         # None is there at first; the third one joins late. The seed is asked for once, and is kept after that.
@@ -227,16 +166,19 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     replicate(stored, SETTINGS, rng=7, **common)
     with pytest.raises(FileExistsError, match="is not empty; resume=True resumes"):
         replicate(stored, SETTINGS, rng=7, **common)
-    with pytest.raises(ValueError, match=re.escape("belongs to another call: seeds = {'entropy': 7")):
+    with pytest.raises(ValueError, match="belongs to another call: it has another seed than rng = 8"):
         replicate(stored, SETTINGS, rng=8, resume=True, **common)
-    with pytest.raises(ValueError, match=re.escape("has other settings: psi = 3.0, not 4.0")):
+    with pytest.raises(ValueError, match=re.escape("another run: psi = 3.0, not 4.0")):
         replicate(stored, SETTINGS, rng=7, psi=4, resume=True, **common)
-    with pytest.raises(ValueError, match="differs in rho0 or initial_states"):
+    with pytest.raises(ValueError, match="rho0, reference or the part of the log differ"):
         replicate(stored, SETTINGS, rng=7, resume=True, **(common | {"rho0": [1.0, 0, 0, 0]}))
     for changes, message in (
-        ({"n_reference": 100}, "differs in n_reference = None, not 100; reference"),
-        ({"known": ["psi"]}, re.escape("differs in known = (), not ('psi',)")),
-        ({"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)}, "differs in reference"),
+        ({"n_reference": 100}, "another run: n_reference = None, not 100"),
+        ({"known": ["psi"]}, re.escape("another run: known = [], not ['psi']")),
+        (
+            {"reference": estimate_reference(stored[:100], SETTINGS.resolve(4, 2, 1).floor)},
+            "another run: reference_given = False, not True",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             replicate(stored, SETTINGS, rng=7, resume=True, **common, **changes)
@@ -245,25 +187,14 @@ def test_a_folder_of_other_runs_is_refused(stored, tmp_path):
     started = common | {"checkpoint": tmp_path / "started"}
     one, other = (learn(stored, SETTINGS, rho0=RHO0, rng=seed).last for seed in (7, 8))
     replicate(stored, SETTINGS, rng=7, start=one, **started)
-    with pytest.raises(ValueError, match="belongs to another call: start = "):
+    with pytest.raises(ValueError, match="another run: start = 'given"):
         replicate(stored, SETTINGS, resume=True, start=other, **started)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "something").touch()
-    with pytest.raises(FileNotFoundError, match="has no file 'plan'"):
+    with pytest.raises(FileNotFoundError, match=r"has no file 'runs\.json'"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "other", resume=True)
     with pytest.raises(FileNotFoundError, match=r"checkpoint: there is no folder .*absent to put runs into"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, checkpoint=tmp_path / "absent" / "runs")
-
-
-def test_runs_that_were_killed_before_their_plan_was_written_begin(stored, tmp_path):
-    (tmp_path / ".plan.0123456789abcdef.tmp").touch()
-    found = replicate(stored, SETTINGS, n=2, rho0=RHO0, rng=np.int64(7), checkpoint=tmp_path, resume=True)
-    assert same(found, one_by_one(stored, 2))
-    assert sorted(file.name for file in tmp_path.iterdir() if "previous" not in file.name) == [
-        "plan",
-        "replica-0",
-        "replica-1",
-    ]
 
 
 def test_a_refused_folder_leaves_the_generator_alone(stored, tmp_path):
@@ -272,19 +203,6 @@ def test_a_refused_folder_leaves_the_generator_alone(stored, tmp_path):
     with pytest.raises(FileExistsError, match="is not empty"):
         replicate(stored, SETTINGS, n=2, rho0=RHO0, rng=rng, checkpoint=tmp_path)
     assert rng.bit_generator.seed_seq.n_children_spawned == 0
-
-
-def test_no_flipped_bit_of_the_plan_goes_unnoticed(stored, tmp_path):
-    common = {"n": 1, "rho0": RHO0, "checkpoint": tmp_path / "runs"}
-    replicate(stored, SETTINGS, rng=7, step_limit=10, **common)
-    file = tmp_path / "runs" / PLAN
-    sound = file.read_bytes()
-    for k in np.random.default_rng(0).permutation(8 * len(sound))[:200].tolist():
-        flipped = bytearray(sound)
-        flipped[k // 8] ^= 1 << k % 8
-        file.write_bytes(flipped)
-        with pytest.raises(ValueError, match=re.escape(str(file))):
-            replicate(stored, SETTINGS, resume=True, **common)
 
 
 def test_an_error_says_how_to_go_on(stored, tmp_path):
@@ -300,9 +218,11 @@ def test_an_error_says_how_to_go_on(stored, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_ctrl_c_returns_what_was_done(stored, kind, temporary):
+def test_ctrl_c_returns_what_was_done(stored, kind, tmp_path):
     """Four runs on two workers: those that have begun come back, whole or in part, the others do not begin."""
-    pool, begun, options = cf.ProcessPoolExecutor(2), have_begun(temporary, 2), {}
+    ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    pool, options = cf.ProcessPoolExecutor(2, **ignore), {"checkpoint": tmp_path / "runs", "time_limit": 5}
+    begun = lambda: len(list(tmp_path.glob("runs/replica-[0-9]"))) == 2  # noqa: E731
     if kind == "threads":
         threads = set()
         pool, begun = cf.ThreadPoolExecutor(2), lambda: len(threads) == 2
@@ -314,84 +234,12 @@ def test_ctrl_c_returns_what_was_done(stored, kind, temporary):
         finger.join()
     assert time.monotonic() - began < 30
     assert found.result.status is Status.INTERRUPTED
-    assert len(found.results) == 2
+    assert 2 <= len(found.results) <= 2 + (kind == "processes")  # a process pool has fetched the next task
     for k, one in zip(found.numbers, found.results, strict=True):
-        assert one.status is Status.INTERRUPTED
+        assert one.status is (Status.INTERRUPTED if kind == "threads" else Status.TIME_LIMIT)
         seed = np.random.SeedSequence(7).spawn(4)[k]
         again = learn(stored, SETTINGS, T=10**11, rho0=RHO0, rng=np.random.default_rng(seed), step_limit=one.n_steps)
         assert bits(again) == bits(one)
-
-
-class OnTheSpot(cf.Executor):
-    """Runs what it is given while the caller waits."""
-
-    def submit(self, function, /, *arguments):
-        future = cf.Future()
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-
-class Later(cf.Executor):
-    """Never cancels anything, and begins when it is told to."""
-
-    def __init__(self):
-        self.calls = []
-
-    def submit(self, function, /, *arguments):
-        self.calls.append(lambda: function(*arguments))
-        return cf.Future()
-
-
-def test_an_executor_that_runs_on_the_spot_has_its_own_ctrl_c(stored, temporary):
-    finger = press_once(have_begun(temporary, 1))
-    options = {"T": 10**11, "rho0": RHO0, "rng": 7, "time_limit": 20}
-    found = replicate(stored, SETTINGS, n=3, executor=OnTheSpot(), **options)
-    finger.join()
-    assert found.numbers == (0,)
-    assert found.result.status is Status.INTERRUPTED
-    heard = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    try:
-        finger = press_once(have_begun(temporary, 1))
-        found = replicate(stored, SETTINGS, n=1, executor=OnTheSpot(), **(options | {"time_limit": 0.5}))
-        finger.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
-    assert found.result.status is Status.TIME_LIMIT
-
-
-def test_a_run_that_begins_when_nobody_waits_any_more_does_not_begin(stored):
-    later = Later()
-    finger = press_once(lambda: len(later.calls) == 2)
-    with pytest.raises(KeyboardInterrupt):
-        replicate(stored, SETTINGS, n=2, T=10**11, rho0=RHO0, rng=7, executor=later)
-    finger.join()
-    began = time.monotonic()
-    assert [call() for call in later.calls] == [None, None]
-    assert time.monotonic() - began < 5
-
-
-def test_ctrl_c_reaches_processes_from_any_thread(stored, temporary):
-    found = []
-
-    def work():
-        with cf.ProcessPoolExecutor(2) as pool:
-            found.append(replicate(stored, SETTINGS, n=2, T=10**11, rho0=RHO0, rng=7, time_limit=30, executor=pool))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    began = time.monotonic()
-    press_once(have_begun(temporary, 2))
-    with pytest.raises(KeyboardInterrupt):  # the main thread has its own
-        time.sleep(30)
-    worker.join()
-    assert time.monotonic() - began < 25
-    assert [one.status for one in found[0].results] == [Status.INTERRUPTED] * 2
 
 
 def test_an_error_in_one_run_stops_the_others(log):
@@ -438,9 +286,7 @@ def test_a_sweep_goes_on_from_its_checkpoints(log, tmp_path):
         bits(learn(log, SETTINGS, psi=psi, rho0=RHO0, rng=7)) for psi in (2, 3)
     ]
     for changed in ({"psi": [2, 4]}, {"psi": [2, 3, 4]}):
-        with pytest.raises(
-            ValueError, match=r"checkpoint.* (has other settings: psi|belongs to another call: points) = "
-        ):
+        with pytest.raises(ValueError, match=r"checkpoint.* (another run: psi|belongs to another call: points) = "):
             sweep(log, SETTINGS, resume=True, **(common | {"over": changed}))
 
 
@@ -463,7 +309,7 @@ def test_bad_arguments_are_named(log, changes, error, message):
 
 def test_what_cannot_travel_is_refused(log, stored):
     with cf.ProcessPoolExecutor(1) as pool:
-        with pytest.raises(ValueError, match=r"^dataset has no path.*ProcessPoolExecutor.*Dataset.save"):
+        with pytest.raises(ValueError, match=r"^log has no path.*ProcessPoolExecutor.*Dataset.save"):
             replicate(log, SETTINGS, n=2, rho0=RHO0, executor=pool)
         with pytest.raises(ValueError, match=r"^callback cannot be called from the workers of a ProcessPoolExecutor"):
             replicate(stored, SETTINGS, n=2, rho0=RHO0, executor=pool, callback=print)
@@ -486,10 +332,6 @@ def test_grids_that_make_no_sense_are_refused(log, over, error, message):
         sweep(log, SETTINGS, over=over, rho0=RHO0, rng=7)
 
 
-if __name__ == "__main__":
-    at_a_terminal(*sys.argv[1:])
-
-
 @pytest.mark.parametrize(
     ("over", "expected"),
     [
@@ -504,15 +346,8 @@ def test_a_sweep_lays_out_each_mu_hat_once(monkeypatch, over, expected):
     plain = Coordinates.of
     monkeypatch.setattr(Coordinates, "of", lambda *arguments: calls.append(1) or plain(*arguments))
     settings = {"gamma": 0.8, "slater": 0.3, "T": 100, "rho0": [0.25] * 4} | ({} if "psi" in over else {"psi": 2})
-    sweep(random_log(4, 3, 200, 1, seed=0), over=over, rng=0, check_slater=False, **settings)
+    sweep(random_log(4, 3, 200, 1, seed=0), over=over, rng=0, **settings)
     assert len(calls) == expected
-
-
-def test_replicas_plan_their_start_once(monkeypatch):
-    calls, plain = [], practice.start
-    monkeypatch.setattr(practice, "start", lambda *arguments: calls.append(1) or plain(*arguments))
-    replicate(random_log(4, 3, 200, 1, seed=0), n=3, gamma=0.8, T=100, rho0=[0.25] * 4, rng=0, even_if_infeasible=True)
-    assert len(calls) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
@@ -533,75 +368,45 @@ def test_a_folder_of_checkpoints_in_use_is_refused(log, tmp_path, kind):
 # ---- Progress ----
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-    def percentages(self):
-        return [float(number) for number in re.findall(r"([\d.]+)%", self.getvalue())]
+def test_every_point_of_a_sweep_has_the_defaults_that_learn_would_find(log):
+    options = {"T": 500, "rho0": [1 / log.n_states] * log.n_states, "rng": 0}
+    for point, result in sweep(log, over={"gamma": [0.5, 0.9]}, **options):
+        assert result.settings == learn(log, **point, **options).settings
 
 
-@contextlib.contextmanager
-def on_a_terminal():
-    """In the body of a test, because pytest replaces standard error between a fixture and its test."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("DELAY", "INTERVAL"):
-            patch.setattr(progress, name, 0.0)
-        patch.setitem(sys.modules, "tqdm", None)  # importing it fails
-        patch.setattr(sys, "stderr", Terminal())
-        yield sys.stderr
+def test_what_is_derived_follows_the_point_of_a_sweep(log):
+    """alpha_x, floor and eta of psi = 50 are those of psi = 50, whatever the settings were derived from before."""
+    base = Settings.from_theory(log.n_states, log.n_actions, 1, gamma=0.5, slater=0.4, psi=2, eps=0.15)
+    for point, result in sweep(log, base, over={"psi": [2, 50]}, T=100, rho0=RHO0, rng=0):
+        assert result.settings == Settings(gamma=0.5, slater=0.4, eps=0.15, T=100, **point).resolve(
+            log.n_states, log.n_actions, 1
+        )
 
 
-@pytest.mark.parametrize("kind", ["replicas", "points"])
-def test_the_bar_moves_while_a_run_is_under_way(log, kind):
-    """After half its steps each run waits until the bar has shown the chunk before."""
-    waiting = iter([12.5, 62.5])
-
-    def wait(result):
-        if result.n_steps == 2000:
-            wanted, deadline = next(waiting), time.monotonic() + 20
-            while wanted not in terminal.percentages():
-                assert time.monotonic() < deadline, terminal.getvalue()
-                time.sleep(0.005)
-
-    function, what = (replicate, {"n": 2}) if kind == "replicas" else (sweep, {"over": {"kappa": [0.0, 0.1]}})
-    with on_a_terminal() as terminal, cf.ThreadPoolExecutor(1) as pool:
-        function(log, SETTINGS, **what, rho0=RHO0, rng=7, executor=pool, chunk=1000, callback=wait, callback_every=1000)
-    assert f"\r2 {kind}:  12.5%" in terminal.getvalue()
-    assert "steps/s" in terminal.getvalue()
-    assert terminal.percentages() == sorted(terminal.percentages())
+def test_replicas_plan_once(log, monkeypatch):
+    calls, plain = [], defaults.plan
+    monkeypatch.setattr(defaults, "plan", lambda *arguments: calls.append(1) or plain(*arguments))
+    replicate(log, n=3, gamma=0.8, T=100, rho0=RHO0, rng=0)
+    assert len(calls) == 1
 
 
-def test_a_worker_process_reports_its_steps(monkeypatch):
-    monkeypatch.setattr(pool_module, "REPORT_SECONDS", 0.0)
-    with pool_module._Stop(threads=False, resumed={2: 40}) as stop:
-        assert (stop.steps_of(2), stop.steps_of(3)) == (40, 0)
-        must_stop = pool_module.Caller.here(stop.folder).watch(3)
-        assert stop.has_begun(3)
-        assert stop.steps_of(3) == 0
-        assert not must_stop(1500)
-        assert stop.steps_of(3) == 1500
-        stop.set()
-        assert must_stop(1501)
-    assert must_stop(1502)
+class Serial(cf.Executor):
+    """Any executor will do: this one runs a task when it is submitted."""
+
+    def submit(self, function, /, *arguments):
+        future = cf.Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+def test_any_executor_gives_the_same_bits(stored):
+    assert same(replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, executor=Serial()), one_by_one(stored, 3))
 
 
 @pytest.mark.slow
-def test_the_bar_moves_while_worker_processes_run(stored):
-    with on_a_terminal() as terminal, cf.ProcessPoolExecutor(1) as pool:
-        replicate(stored, SETTINGS, T=10**7, n=2, rho0=RHO0, rng=7, executor=pool)
-    assert len(set(terminal.percentages()) - {0, 50, 100}) > 2
-
-
-def test_the_bar_of_resumed_runs_begins_where_they_were(log, tmp_path):
-    common = {"n": 2, "rho0": RHO0, "rng": 7, "checkpoint": tmp_path / "runs"}
-    replicate(log, SETTINGS, **common, step_limit=3000)
-    with on_a_terminal() as terminal:
-        replicate(log, SETTINGS, **common, resume=True, chunk=1, callback=lambda _: time.sleep(0.01))
-    assert min(terminal.percentages()) >= 75
-
-
-def test_every_point_of_a_sweep_has_the_defaults_that_learn_would_find(log):
-    options = {"T": 500, "rho0": [1 / log.n_states] * log.n_states, "rng": 0}
-    for point, result in sweep(log, over={"gamma": [0.5, 0.9]}, even_if_infeasible=True, **options):
-        assert result.settings == learn(log, **point, even_if_infeasible=True, **options).settings
+def test_dask_gives_the_same_bits(stored):
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with distributed.LocalCluster(**options) as cluster, cluster.get_client() as client:
+        found = replicate(stored, SETTINGS, n=3, rho0=RHO0, rng=7, executor=client.get_executor())
+    assert same(found, one_by_one(stored, 3))

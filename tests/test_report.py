@@ -93,7 +93,7 @@ def test_the_certificate_comes_first_with_the_figures_of_the_answer(certified):
             [one.estimate, one.error, one.bound], rel=0.05
         )
     assert "no surprise is larger than the largest" in text
-    assert "behaviour policy" in text
+    assert answer.certificate.behaviour.name.removeprefix("reward of ") in text
     assert answer.message.split(".")[0] in text
 
 

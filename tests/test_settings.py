@@ -43,10 +43,9 @@ POSITIVE = ["eps", "eta", "alpha_V", "alpha_lam", "alpha_x", "radius_V", "radius
         ("T", math.inf, ValueError, "T must be a whole number, got inf"),
         ("T", "10", TypeError, "T must be a whole number, got str"),
         ("T", True, TypeError, "T must be a whole number, got bool"),
-        ("T", None, ValueError, "give T (a number of steps) or eps"),
         ("refresh", 0, ValueError, "refresh must be between 1 and"),
-        ("order", "random", ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got 'random'"),
-        ("order", None, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', got None"),
+        ("order", "random", ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', 'once'"),
+        ("order", None, ValueError, "order must be one of 'replacement', 'shuffle', 'trajectory', 'once'"),
         *[(name, 0, ValueError, f"{name} must be >") for name in POSITIVE],
         *[(name, -1, ValueError, "got -1.0") for name in POSITIVE],
         *[(name, math.nan, ValueError, f"{name} must be finite, got nan") for name in POSITIVE],
@@ -64,9 +63,12 @@ def test_unknown_and_missing_names_raise():
         Settings(**GOOD, gama=0.9)
     with pytest.raises(TypeError, match="unknown setting 'steps'"):
         Settings.from_json(json.dumps({**GOOD, "steps": 5}))
-    for name in ("gamma", "psi", "slater"):
-        with pytest.raises(TypeError, match=f"missing setting '{name}'"):
-            Settings.of(None, {key: value for key, value in GOOD.items() if key != name})
+    with pytest.raises(TypeError, match="missing setting 'gamma'"):
+        Settings.of(None, {"psi": 2})
+    with pytest.raises(TypeError, match="missing setting 'psi'"):
+        Settings(gamma=0.9, slater=0.1, T=5).resolve(1, 1, 1)
+    with pytest.raises(ValueError, match="give T"):
+        Settings(gamma=0.9, slater=0.1, psi=5).resolve(1, 1, 1)
     with pytest.raises(TypeError, match="settings must be a Settings, got dict"):
         Settings.of(GOOD, {})
     with pytest.raises(TypeError, match="settings must be a JSON object, got list"):
@@ -95,7 +97,7 @@ def test_whole_floats_and_numpy_numbers_become_plain_ones():
 def bits(settings):
     return {
         name: struct.pack("<d", value) if isinstance(value, float) else value
-        for name, value in dataclasses.asdict(settings).items()
+        for name, value in settings.to_dict().items()
     }
 
 
@@ -119,7 +121,7 @@ def test_json_gives_back_the_same_bits(values):
 
 def test_resolved_settings_survive_json_too():
     settings = Settings(**GOOD, eps=0.07).resolve(7, 3, 2)
-    assert bits(Settings.from_json(settings.to_json())) == bits(settings)
+    assert bits(Settings.from_json(settings.to_json()).resolve(7, 3, 2)) == bits(settings)
 
 
 @pytest.mark.parametrize("n_utilities", [0, 1, 5])
@@ -127,15 +129,19 @@ def test_resolved_settings_survive_json_too():
 def test_what_is_left_open_is_the_theory_s(n_utilities, mixing_time):
     sizes = (7, 3, n_utilities)
     problem = theory.Problem(*sizes, 0.9, 0.3, 2.0)
-    by_eps = Settings(gamma=0.9, psi=2.0, slater=0.3, eps=0.5, delta=0.2, mixing_time=mixing_time, c_o=1.5)
+    order = "replacement" if mixing_time is None else "once"
+    by_eps = Settings(gamma=0.9, psi=2.0, slater=0.3, eps=0.5, delta=0.2, mixing_time=mixing_time, c_o=1.5, order=order)
     found = by_eps.resolve(*sizes)
     if mixing_time is None:
         assert theory.descent_steps(problem, 0.5, 0.2, 1.5) == found.T
     else:
         assert theory.async_descent_steps(problem, 0.5, 0.2, 3.0, 1.5) == found.T
+        short = by_eps.changed(short_steps=True).resolve(*sizes)
+        assert theory.async_descent_steps(problem, 0.5, 0.2, 3.0, 1.5, short_steps=True) == short.T < found.T
+        assert short.eta == theory.step_size(short.T, 3.0)
     assert found.kappa == theory.conservatism(problem, 0.5)
     assert found.floor == theory.reference_floor(problem, 0.5)
-    assert found.eta == theory.step_size(found.T, mixing_time)
+    assert found.eta == theory.step_size(found.T)
     assert (found.alpha_V, found.alpha_lam, found.alpha_x) == (
         theory.scale_V(problem),
         theory.scale_lam(problem),
@@ -188,9 +194,32 @@ def test_an_eps_that_no_conservatism_can_follow_is_blamed():
     assert Settings(gamma=0.9, psi=2, slater=0.3, T=10, eps=100.0, kappa=0.0).kappa == 0
 
 
-def test_a_step_size_that_came_of_T_changes_with_it():
-    before = Settings(gamma=0.9, psi=2, slater=0.3, T=100).resolve(3, 2, 1)
-    after = Settings.of(before, {"T": 400}).resolve(3, 2, 1)
-    assert (before.eta, after.eta) == (0.1, 0.05)
-    chosen = Settings(gamma=0.9, psi=2, slater=0.3, T=100, eta=0.2)
-    assert Settings.of(chosen, {"T": 400}).eta == 0.2
+#: Every parameter, with a value that is not its default.
+OTHER = {
+    "gamma": 0.8, "psi": 5.0, "slater": 0.1, "T": 77, "eps": 0.03, "delta": 0.2, "kappa": 0.4, "floor": 1e-3,
+    "order": "trajectory", "eta": 0.3, "alpha_V": 1.5, "alpha_lam": 2.5, "alpha_x": 3.5, "radius_V": 9.0,
+    "radius_lam": 8.0, "limits": (("falls", 0.5),), "limit_on": "average",
+    "mixing_time": 6.0, "short_steps": True, "c_o": 2.0, "c_e": 3.0, "refresh": 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", OTHER)
+def test_what_is_derived_is_derived_again_and_what_is_set_stays(changed):
+    """Every pair of parameters: one is set, the settings are resolved, another is changed."""
+    base = {"gamma": 0.9, "psi": 2.0, "slater": 0.4, "eps": 0.05, "order": "once", "mixing_time": 2.0,
+            "limits": {"falls": 1.0}, "limit_on": "total"}  # fmt: skip
+    assert OTHER.keys() == {one.name for one in dataclasses.fields(Settings)}
+    for name, value in OTHER.items():
+        first = base | {name: value}
+        before = Settings(**first).resolve(3, 2, 1)
+        after = Settings.of(before, {changed: OTHER[changed]}).resolve(3, 2, 1)
+        assert after == Settings(**(first | {changed: OTHER[changed]})).resolve(3, 2, 1), name
+        assert getattr(after, changed) == OTHER[changed]
+        assert getattr(after, name) == value
+
+
+def test_a_mixing_time_needs_a_trajectory_in_its_order():
+    with pytest.raises(ValueError, match=r"^mixing_time is about a trajectory read in its own order"):
+        Settings(**GOOD, mixing_time=4)
+    with pytest.raises(ValueError, match=r"^short_steps needs mixing_time"):
+        Settings(**GOOD, short_steps=True)

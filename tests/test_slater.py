@@ -1,14 +1,6 @@
 """The Slater constant from data: two bounds that hold as often as they say, and a wrong constant that is told apart."""
 
-import contextlib
 import math
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +10,6 @@ import logs
 from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn
 from dpdl.learner import slater
 from dpdl.models import linear_programs as programs
-from dpdl.question import pose
 
 GAMMA = 0.6
 BANDIT = CMDP([[[1.0], [1.0]]], [[1.0, 0.0]], [[[-1.0, 0.5]]], 0.5, [1.0])
@@ -252,11 +243,6 @@ def test_unseen_pairs_count_against_the_lower_bound_and_for_the_upper_one():
     np.testing.assert_allclose(free.policy, [[1.0, 0.0]], atol=1e-12)
     kept = estimate_slater(log, gamma=0.5, rho0=[1.0], psi=1)
     assert 0.25 <= kept.upper < 0.27
-    # A cap of 0.1 admits a tenth of the best there is: 0.9 * 0.25 + 0.1 * 1.
-    some = slater.slater_upper(log, gamma=0.5, rho0=[1.0], psi=1, caps=np.array([1.0, 0.1]))
-    assert 0.325 <= some < 0.345
-    none = slater.slater_upper(log, gamma=0.5, rho0=[1.0], psi=1, caps=np.array([0.5, 0.4]))
-    assert none == -math.inf
 
 
 def test_the_estimate_is_the_plug_in_models_constant():
@@ -288,7 +274,7 @@ def test_failures_of_the_solver_cost_tightness_and_nothing_else(monkeypatch):
     assert found.lower <= usual.lower
     assert usual.upper <= found.upper
     # A run is not lost to a check that comes after its last step.
-    result = learn(log, gamma=GAMMA, psi=4, slater=0.3, T=100, rho0=cmdp.rho0, rng=0, check_slater=True)
+    result = learn(log, gamma=GAMMA, psi=4, slater=0.3, T=100, rho0=cmdp.rho0, rng=0)
     assert (result.status, result.n_steps, result.notes) == (Status.COMPLETED, 100, ())
 
 
@@ -297,107 +283,6 @@ def test_failures_of_the_solver_cost_tightness_and_nothing_else(monkeypatch):
 
 def valid(result):
     return next(premise for premise in result.premises if premise.name == "slater valid")
-
-
-def test_a_wrong_slater_is_contradicted_once_the_log_is_long_enough():
-    said = {300: 0, 50_000: 0}
-    for seed in range(10):
-        cmdp, mu, rng = problem(seed, n_utilities=1)
-        truth = exact.slater(cmdp, 3, mu)
-        log = cmdp.sample(50_000, mu, rng=rng)
-        for n in said:
-            common = {"gamma": GAMMA, "psi": 3, "slater": min(1.0, truth + 0.2), "T": 10, "rho0": cmdp.rho0, "rng": 0}
-            result = learn(log[:n], **common, known=["slater", "psi"])
-            said[n] += bool(result.notes)
-            assert valid(result).holds is not bool(result.notes)
-            if result.notes:
-                upper = float(result.notes[0].rsplit(" ", 1)[1])
-                assert truth - 0.01 <= upper < truth + 0.2
-                assert result.notes[0] == (
-                    f"slater = {result.settings.slater:g} is contradicted by the data: with confidence 0.95, no policy "
-                    f"whose occupancy is within psi = 3 of the data distribution has more than {upper:g}"
-                )
-                assert valid(result).detail.endswith("contradicted by the data")
-    print(f"\ncontradicted: {said[300]} of 10 at 300 records, {said[50_000]} of 10 at 50,000")
-    assert said == {300: 0, 50_000: 10}
-
-
-def test_a_problem_without_a_safe_policy_is_called_that():
-    unsafe = CMDP(BANDIT.P, BANDIT.r, [[[-0.9, -0.5]]], 0.5, [1.0])
-    log = unsafe.sample(1000, [[0.5, 0.5]], rng=0)
-    settings = {"gamma": 0.5, "psi": 2, "slater": 0.1, "T": 10, "rho0": [1.0], "rng": 0}
-    refused = learn(log, **settings)
-    assert (refused.status, refused.n_steps, refused.success) == (Status.INFEASIBLE, 0, False)
-    assert "no policy keeps every constraint; the worst normalised utility" in refused.message
-    np.testing.assert_allclose(refused.policy, [[0.0, 1.0]], atol=1e-9)
-    result = learn(log, **settings, even_if_infeasible=True)
-    assert not result.success
-    assert result.notes == (
-        *pose(log, 0.5).notes,  # its utility is always negative
-        "slater = 0.1 is contradicted by the data: with confidence 0.95, no policy whose occupancy is within psi = 2 "
-        "of the data distribution keeps every constraint",
-    )
-
-
-@MANY
-def test_a_right_slater_is_not_contradicted_in_many_logs(n):
-    """The largest constant that is right: that of the policies within psi of the distribution behind the log."""
-    said, wrong = 0, 0
-    for seed in range(n):
-        cmdp, mu, rng = problem(seed, n_utilities=1)
-        truth = best_under_caps(cmdp, 6 * mu)
-        log = cmdp.sample(20_000, mu, rng=rng)
-        common = {"gamma": GAMMA, "psi": 6, "rho0": cmdp.rho0, "rng": 0, "T": 10, "known": ["slater"]}
-        result = learn(log, slater=truth, **common)
-        assert valid(result).holds is not bool(result.notes)
-        said += bool(result.notes)
-        wrong += seed < 10 and bool(learn(log, slater=min(1.0, truth + 0.3), **common).notes)
-    print(f"\nfalse contradictions: {said} of {n}; a slater too large by 0.3 is told in {wrong} of 10 of these logs")
-    assert said == 0
-    assert wrong == 10
-
-
-@MANY
-def test_a_right_slater_at_its_cap_is_not_contradicted_when_nothing_else_is_uncertain(n):
-    """No noise but that of the frequencies: the best policy is as far from mu as psi allows, hence not from mu_hat."""
-    said = 0
-    truth = exact.slater(BANDIT, 1.5, [[0.5, 0.5]])
-    for seed in range(n):
-        log = BANDIT.sample(20_000, [[0.5, 0.5]], rng=seed)
-        said += bool(learn(log, gamma=0.5, psi=1.5, slater=truth, T=10, rho0=[1.0], rng=0).notes)
-    print(f"\nfalse contradictions: {said} of {n} (delta = 0.05)")
-    assert said <= 0.05 * n
-
-
-def test_the_check_can_be_asked_for_and_declined(monkeypatch):
-    asked = []
-    monkeypatch.setattr("dpdl.learner.slater.slater_upper", lambda *_, **__: asked.append(1) or -0.5)
-    log = BANDIT.sample(100, [[0.5, 0.5]], rng=0)
-    common = {"gamma": 0.5, "psi": 2, "slater": 0.4, "T": 10, "rho0": [1.0], "rng": 0}
-    for check, quick, expected in ((None, True, 1), (None, False, 0), (True, False, 1), (False, True, 0)):
-        asked.clear()
-        monkeypatch.setattr("dpdl.learner.drive.quick_to_check", lambda _, quick=quick: quick)
-        result = learn(log, **common, check_slater=check)
-        assert (len(asked), len(result.notes)) == (expected, expected)
-    # No utilities, or a single record: nothing to ask.
-    bare = Dataset(log.s, log.a, log.s_next, log.r, np.zeros((100, 0)), n_states=1, n_actions=2)
-    for data in (bare, log[:1]):
-        asked.clear()
-        learn(data, **common, check_slater=True)
-        assert not asked
-    with pytest.raises(TypeError, match=r"^check_slater must be True, False or None, got 1$"):
-        learn(log, **common, check_slater=1)
-
-
-def test_the_check_is_quick_by_default_up_to_two_thousand_pairs():
-    from dpdl.learner.slater import quick_to_check
-
-    for n_states, expected in ((1000, True), (1001, False)):
-        log = Dataset([0, 0], [0, 0], [0, 0], [0, 0], [[0], [0]], n_states=n_states, n_actions=2)
-        assert quick_to_check(log) is expected
-
-
-# ---- Errors ----
 
 
 def test_bad_input_is_named():
@@ -426,9 +311,6 @@ def test_bad_input_is_named():
     )
     with pytest.raises(ValueError, match=r"^the log was posed under another question, gamma = 0.9"):
         estimate_slater(costs, **good)
-    for caps, complaint in (([1.0], r"caps must have shape \(2,\)"), ([1.0, -0.5], r"caps\[1\] = -0.5 must be >= 0")):
-        with pytest.raises(ValueError, match=complaint):
-            slater.slater_upper(log, **good, psi=2, caps=np.array(caps))
 
 
 def test_a_tiny_delta_is_no_overflow():
@@ -450,76 +332,3 @@ def test_the_order_of_independent_records_does_no_harm(arrange):
     log = Dataset(0 * actions, actions, 0 * actions, 0.0 * actions, u, n_states=1, n_actions=2)
     found = estimate_slater(log, gamma=0.5, rho0=[1.0])
     assert 0 < found.lower <= 0.1 <= found.upper < 0.2
-    result = learn(log, gamma=0.5, psi=2, slater=0.9, T=1000, rho0=[1.0], rng=0)
-    assert any("slater = 0.9 is contradicted" in note for note in result.notes)
-
-
-def slow_log():
-    """A log whose linear program takes more than ten seconds."""
-    rng = np.random.default_rng(0)
-    n, n_states = 20_000, 1000
-    return Dataset(
-        rng.integers(0, n_states, n),
-        rng.integers(0, 2, n),
-        rng.integers(0, n_states, n),
-        rng.uniform(-1, 1, n),
-        rng.uniform(-1, 1, (n, 1)),
-        n_states=n_states,
-        n_actions=2,
-    )
-
-
-SLOW = {"gamma": 0.999, "psi": 2, "slater": 0.1, "T": 1000, "initial_states": [0], "rng": 0,
-        "even_if_infeasible": True}  # fmt: skip
-
-
-def test_the_check_obeys_the_time_limit():
-    began = time.monotonic()
-    result = learn(slow_log(), **SLOW, time_limit=1)
-    assert time.monotonic() - began < 2.5
-    assert (result.status, result.n_steps) == (Status.COMPLETED, 1000)
-    (note,) = result.notes
-    assert note.startswith("slater = 0.1 was not compared with the data: the check did not finish within ")
-
-
-def test_finding_out_whether_constraints_can_be_kept_obeys_the_time_limit():
-    began = time.monotonic()
-    result = learn(slow_log(), **(SLOW | {"even_if_infeasible": False}), time_limit=1)
-    assert time.monotonic() - began < 3.5
-    assert result.notes[0].startswith("it was not checked within 1 s whether the plug-in model can keep")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
-@pytest.mark.parametrize("in_main_thread", [True, False])
-def test_ctrl_c_is_heard_while_the_linear_program_is_solved(in_main_thread):
-    log, outcome = slow_log(), []
-
-    def press():
-        time.sleep(0.6)  # by then the thousand steps are long taken
-        outcome.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press).start()
-    if in_main_thread:
-        result = learn(log, **SLOW, check_slater=True)
-    else:
-        worker = threading.Thread(target=lambda: outcome.append(learn(log, **SLOW, check_slater=True)))
-        worker.start()
-        with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(30)
-        worker.join()
-        result = outcome.pop()
-    assert time.monotonic() - outcome[0] < 0.3
-    assert (result.status, result.n_steps) == (Status.INTERRUPTED, 1000)
-
-
-def test_a_check_that_ran_out_of_time_does_not_spoil_the_end_of_the_process():
-    """A thread inside HiGHS must not outlive the interpreter."""
-    program = (
-        "import test_slater; print(test_slater.learn(test_slater.slow_log(), **test_slater.SLOW, time_limit=0.3).notes)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "did not finish within" in done.stdout

@@ -15,7 +15,8 @@ from dpdl.data import storage
 from dpdl.question import pose
 from logs import KINDS, assert_same, make_log
 
-TABLE = {"s": ["a", "b", "0" * 64, "a"], "a": ["x", "y", "x", "x"], "r": [1, 2, 3, 4], "c": [0, 1, 0, 2], "e": [1, 1, 2, 2]}
+TABLE = {"s": ["a", "b", "0" * 64, "a"], "a": ["x", "y", "x", "x"], "r": [1, 2, 3, 4], "c": [0, 1, 0, 2]}
+TABLE["e"] = [1, 1, 2, 2]
 ROLES = {"state": "s", "action": "a", "reward": "r", "costs": ["c"], "episode": "e", "terminated": True}
 
 
@@ -197,4 +198,4 @@ def test_the_header_is_plain_json(tmp_path):
     content = json.loads((tmp_path / "log" / "header.json").read_text())
     assert content["costs"] == ["cost 0"]
     assert content["arrays"]["records"]["n"] == 60
-    assert storage.FORMAT == content["format"]
+    assert content["format"] == storage.FORMAT

@@ -3,8 +3,6 @@
 import datetime
 import enum
 import itertools
-import json
-import pickle
 import subprocess
 import sys
 
@@ -16,7 +14,6 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-import dpdl
 import logs
 from dpdl.data.labels import Labels
 from dpdl.data.table import read
@@ -736,41 +733,6 @@ def clinic(n, seed=0):
 
 def write_csv(columns, path):
     pa.csv.write_csv(pa.table({name: pa.array(one, from_pandas=True) for name, one in columns.items()}), path)
-
-
-@pytest.fixture(scope="module")
-def csv_of_200_000_rows(tmp_path_factory):
-    path = tmp_path_factory.mktemp("clinic") / "clinic.csv"
-    write_csv(clinic(200_000), path)
-    return str(path)
-
-
-def test_a_csv_of_200_000_rows_to_a_policy_in_six_lines(csv_of_200_000_rows):
-    csv = csv_of_200_000_rows
-    # The six lines, after import dpdl.
-    columns = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "terminated": "left"}
-    costs = {"icu days": 1.0, "side effects": 4.0}
-    log = logs.from_table(csv, **columns, costs=costs, limits="total", gamma=0.9, missing="drop")
-    settings = dpdl.Settings.practical(5, 3, 2, gamma=0.9, psi=3, slater=0.2, T=300_000)
-    result = dpdl.learn(log, settings, rng=0)
-    action = result.policy.act("icu", rng=0)
-    # They did what they say.
-    assert action in ("none", "low", "high")
-    assert result.success
-    assert log.labels.states == ("home care", "icu", "rehab", "theatre", "ward")
-    assert log.question.names == ("icu days", "side effects")
-    assert log.question.reward_scale == 100.0
-    assert 199_000 < len(log) < 199_900
-    assert [note for note in result.notes if "left out because of missing or malformed values" in note]
-    # In the user's units: within the limits, which the best policy without them is not, and better than the log.
-    model = dpdl.exact.plug_in(log, 0.9, log.initial())
-    behaviour, best = dpdl.policy.from_occupancy(log.frequencies), model.solve().policy
-    free, logged, learned, most = map(
-        model.evaluate, (model.unconstrained().solve().policy, behaviour, result.policy, best)
-    )
-    assert (log.question.costs(learned.utilities) <= [1.0, 4.0]).all()
-    assert (log.question.costs(free.utilities) > [1.0, 4.0]).all()
-    assert learned.reward > (logged.reward + most.reward) / 2
 
 
 def test_a_split_episode_does_not_begin_twice():

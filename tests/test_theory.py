@@ -198,6 +198,22 @@ def test_levels_of_the_adaptive_method_share_delta():
 # ---- Markovian data ----
 
 
+def test_async_reference_has_the_constant_of_its_proof():
+    """l = 100 t_mix log(12 S A/delta) in place of 4 log(6 S A/delta): Problem(6, 2, 1, .8, .5, 2) asks for 3.57e16."""
+    problem = theory.Problem(6, 2, 1, 0.8, 0.5, 2)
+    needed = 128 * 7 * 2 * 100 * 10 * math.log(12 * 12 / 0.05) / (0.5**2 * 0.2**4 * (0.1 / 100) ** 2)
+    assert theory.async_reference_samples(problem, 0.1, 0.05, 10) == pytest.approx(needed)
+    assert needed == pytest.approx(3.57e16, rel=1e-3)
+
+
+def test_short_steps_have_a_budget_of_their_own():
+    """The remark that ends appendix H.2: t_mix^2/t instead of t_mix^2, which is t for the bound t itself."""
+    usual = theory.async_descent_steps(SMALL, 0.1, 0.1, 100)
+    short = theory.async_descent_steps(SMALL, 0.1, 0.1, 100, short_steps=True)
+    assert short == theory.async_descent_steps(SMALL, 0.1, 0.1, 10)
+    assert short < usual
+
+
 def test_async_reference_is_the_synchronous_one_times_mixing_time():
     expected = 3 * 7 * 83_886_080_000 * math.log(360)
     assert theory.async_reference_samples(SMALL, 1 / 8, 0.1, mixing_time=7, c_e=3) == pytest.approx(expected)

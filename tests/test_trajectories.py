@@ -136,7 +136,9 @@ def test_only_one_trajectory_serves_the_asynchronous_theorem_and_none_the_other(
         (None, 2.0, "one trajectory", False),
     ):
         log = walk([0, 1, 2, 0], [1, 2, 0, 1], starts)
-        result = learn(log, gamma=0.5, psi=3, slater=0.5, T=4, rho0=[1.0, 0, 0], rng=0, mixing_time=mixing_time)
+        result = learn(
+            log, gamma=0.5, psi=3, slater=0.5, T=4, order="once", rho0=[1.0, 0, 0], rng=0, mixing_time=mixing_time
+        )
         assert held(result)[name] is holds
 
 
@@ -154,15 +156,16 @@ def test_consecutive_records_are_used_in_order():
     np.testing.assert_allclose((half.x_mean + rest.x_mean) / 2, whole.x_mean, rtol=1e-9)
 
 
-def test_the_step_size_shrinks_with_the_mixing_time_given_or_estimated():
+def test_the_step_size_is_the_theorems_unless_short_steps_are_asked_for():
     cmdp = instances.garnet(4, 2, 1, branching=4, gamma=0.5, slater=0.3, rng=0)
     log = cmdp.rollout(50_000, UNIFORM, rng=0)
     common = {"gamma": 0.5, "psi": 3, "slater": 0.3, "T": 1000, "order": "trajectory", "rho0": cmdp.rho0, "rng": 0}
-    assert learn(log, **common, mixing_time=9).settings.eta == theory.step_size(1000, 9)
+    assert learn(log, **common, mixing_time=9).settings.eta == theory.step_size(1000)
+    assert learn(log, **common, mixing_time=9, short_steps=True).settings.eta == theory.step_size(1000, 9)
     bound = mixing.estimate_mixing_time(log, delta=0.01).upper
     estimated = learn(log, **common, mixing_time="estimate", delta=0.01)
     assert estimated.settings.mixing_time == bound > 1
-    assert estimated.settings.eta == theory.step_size(1000, bound)
+    assert estimated.settings.eta == theory.step_size(1000)
     premise = {premise.name: premise for premise in estimated.premises}["mixing time"]
     assert not premise.holds
     assert premise.detail == f"t_mix <= {bound:.6g}, estimated from the same data with confidence 0.99"
@@ -170,10 +173,11 @@ def test_the_step_size_shrinks_with_the_mixing_time_given_or_estimated():
 
 def test_a_mixing_time_that_cannot_be_estimated_is_refused():
     cmdp = instances.garnet(4, 2, 1, branching=4, gamma=0.5, slater=0.3, rng=0)
-    common = {"gamma": 0.5, "psi": 3, "slater": 0.3, "T": 100, "rho0": cmdp.rho0, "mixing_time": "estimate"}
+    common = {"gamma": 0.5, "psi": 3, "slater": 0.3, "T": 100, "rho0": cmdp.rho0, "mixing_time": "estimate",
+              "order": "trajectory"}  # fmt: skip
     with pytest.raises(ValueError, match=r"^mixing_time cannot be estimated: too short to tell: the \d+ visits"):
         learn(cmdp.rollout(100, UNIFORM, rng=0), **common)
-    with pytest.raises(ValueError, match=r"^mixing_time cannot be estimated: the data set holds independent"):
+    with pytest.raises(ValueError, match=r"^mixing_time cannot be estimated: the log holds independent"):
         learn(cmdp.sample(100, UNIFORM / 4, rng=0), **common)
     with pytest.raises(TypeError, match=r"^mixing_time must be a real number, got str$"):
         learn(cmdp.rollout(100, UNIFORM, rng=0), **(common | {"mixing_time": "guess"}))

@@ -51,7 +51,7 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
     for seed in range(n):
         model, mu, rng = problem(seed)
         log = with_limits(model, mu, rng, kind)
-        common = {"gamma": model.gamma, "rho0": model.rho0, "check_slater": False}
+        common = {"gamma": model.gamma, "rho0": model.rho0}
         plug_in = exact.plug_in(log, model.gamma, model.rho0)
         impossible = plug_in.solve().status == "infeasible"
         assert impossible == (plug_in.slater() < 0)  # by another linear program
@@ -91,9 +91,9 @@ def test_gaps_are_never_smaller_than_the_exact_ones(n):
         profile = str(rng.choice(["theory", "practice"]))
         run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "profile": profile}
         result = (
-            learn(log, **run, rng=0, check_slater=False)
+            learn(log, **run, rng=0)
             if seed % 10 > 1
-            else replicate(log, n=2, **run, rng=0, check_slater=False).result
+            else replicate(log, n=2, **run, rng=0).result
             if seed % 10
             else learn_adaptive(log, gamma=model.gamma, rho0=model.rho0, psi=psi, T=T, rng=0)
         )

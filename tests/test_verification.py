@@ -132,7 +132,7 @@ def test_verdicts_against_the_exact_residuals_over_many_problems(n_problems):
         rng = np.random.default_rng(seed)
         cmdp = instances.garnet(3, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=rng)
         mu = rng.dirichlet(np.full(6, 5.0)).reshape(3, 2)
-        settings = {"gamma": 0.5, "psi": 2, "slater": 0.3, "kappa": 0.05, "T": 3000, "check_slater": False}
+        settings = {"gamma": 0.5, "psi": 2, "slater": 0.3, "kappa": 0.05, "T": 3000}
         result = learn(cmdp.sample(2000, mu, rng=rng), **settings, rho0=cmdp.rho0, rng=rng)
         weight = result.x_mean / result.reference.mu_hat
         nu = mu * weight
@@ -173,9 +173,9 @@ def test_bad_input_is_named():
         verify(result, log, rho0=np.ones(4), eps=0.1)
     with pytest.raises(TypeError, match=r"^result must be a Result, got ndarray$"):
         verify(result.x_mean, log, rho0=cmdp.rho0, eps=0.1)
-    with pytest.raises(TypeError, match=r"^dataset must be a Dataset, got list$"):
+    with pytest.raises(TypeError, match=r"^log must be a Dataset, got list$"):
         verify(result, [], rho0=cmdp.rho0, eps=0.1)
     other = Dataset([0], [0], [0], [0], [[0]], n_states=4, n_actions=2)
-    with pytest.raises(ValueError, match=r"^dataset has 4 states, 2 actions and 1 utilities, the result 4, 2 and 3$"):
+    with pytest.raises(ValueError, match=r"^log has 4 states, 2 actions and 1 utilities, the result 4, 2 and 3$"):
         verify(result, other, rho0=cmdp.rho0, eps=0.1)
     assert not math.isnan(verify(dataclasses.replace(result), log, rho0=cmdp.rho0, eps=0.1).reward)

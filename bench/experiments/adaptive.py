@@ -129,7 +129,6 @@ def attempt(task: tuple[int, float]) -> Attempt:
         max_levels=most,
         rho0=cmdp.rho0,
         rng=rng,
-        check_slater=False,
     )
     exact = [exact_verdict(known, level, eps) for level in result.history]
     decided = [(level.verdict, right) for level, right in zip(result.history, exact, strict=True) if right is not None]

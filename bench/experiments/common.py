@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl import CMDP, Dataset, Reference, Result, exact, instances, theory
+from dpdl import CMDP, Dataset, Reference, Result, instances, theory
 
 Array = NDArray[np.float64]
 Item, Value = TypeVar("Item"), TypeVar("Value")
@@ -91,8 +91,7 @@ class Known:
 
     def gap(self, result: Result) -> float:
         """The exact Gap(x_mean) of a run."""
-        s = result.settings
-        return exact.gap(self.cmdp, result.x_mean, self.mu, result.reference.mu_hat, s.psi, s.kappa, s.slater)
+        return result.gap(self.cmdp, self.mu)
 
 
 def exact_reference(log: Dataset, mu: Array, floor: float) -> Reference:

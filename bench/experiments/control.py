@@ -57,11 +57,9 @@ def policies(known: Known, n: int, seed: int) -> list[Array | None]:
         "slater": known.slater,
         "T": n,
         "floor": 1e-6,
-        "order": "trajectory",  # each transition once
+        "order": "once",
         "rho0": cmdp.rho0,
         "rng": seed,
-        "check_slater": False,
-        "even_if_infeasible": True,
     }
     controlled = learn(log, psi=psi, **keywords)
     steps = {name: getattr(controlled.settings, name) for name in ("alpha_x", "alpha_V", "alpha_lam")}

@@ -65,17 +65,15 @@ class Setting:
             log = cmdp.sample(self.n_steps, mu, rng=np.random.default_rng([seed, self.n_steps]))
             result = learn(
                 log,
-                even_if_infeasible=True,
                 gamma=cmdp.gamma,
                 psi=self.psi,
                 slater=slater,
                 T=self.n_steps,
                 floor=FLOOR,
-                order="trajectory",  # each transition once
+                order="once",
                 reference=exact_reference(log, mu, FLOOR),
                 rho0=cmdp.rho0,
                 rng=seed,
-                check_slater=False,
             )
             mu_hat = result.reference.mu_hat
             return exact.penalised_objective(cmdp, result.x_mean, mu, mu_hat, 0.0, slater), in_feasible_set(result)

@@ -43,15 +43,13 @@ class Learners:
         """One pass over the log, which also gives mu_hat, with psi = C* and kappa = 0."""
         return learn(
             log,
-            even_if_infeasible=True,
             gamma=hard.cmdp.gamma,
             psi=hard.concentrability,
             slater=self.slater,
             T=len(log),
-            order="trajectory",
+            order="once",
             rho0=hard.cmdp.rho0,
             rng=seed,
-            check_slater=False,
         ).policy
 
     def plug_in(self, hard: HardInstance, log: Dataset) -> Array:

@@ -61,7 +61,6 @@ def descend(known: Known, log: Dataset, psi: float, n_steps: int, seed: int, kap
     """One run, on independent transitions of the model."""
     return learn(
         log,
-        even_if_infeasible=True,
         gamma=known.cmdp.gamma,
         psi=psi,
         slater=known.slater,
@@ -70,7 +69,6 @@ def descend(known: Known, log: Dataset, psi: float, n_steps: int, seed: int, kap
         floor=1e-6,  # below every mu
         rho0=known.cmdp.rho0,
         rng=seed,
-        check_slater=False,
     )
 
 

@@ -62,18 +62,17 @@ class Chain:
             log = known.cmdp.sample(n_steps, known.mu, rng=rng)
         result = learn(
             log,
-            even_if_infeasible=True,
             gamma=GAMMA,
             psi=1.2 * known.concentrability,
             slater=known.slater,
             T=n_steps,
             floor=1e-6,
-            order="trajectory",
+            order="once",
             mixing_time=self.mixing_time if smaller else None,
+            short_steps=smaller,
             reference=exact_reference(log, known.mu, 1e-6),
             rho0=known.cmdp.rho0,
             rng=seed,
-            check_slater=False,
         )
         return known.gap(result) if in_feasible_set(result) else np.nan
 

@@ -24,17 +24,15 @@ def run(quick: bool) -> Outcome:
         log = known.cmdp.sample(n_steps, known.mu, rng=np.random.default_rng([seed, n_steps]))
         result = learn(
             log,
-            even_if_infeasible=True,
             gamma=known.cmdp.gamma,
             psi=psi,
             slater=known.slater,
             T=n_steps,
             floor=1e-6,
-            order="trajectory",  # each transition once
+            order="once",
             reference=exact_reference(log, known.mu, 1e-6),
             rho0=known.cmdp.rho0,
             rng=seed,
-            check_slater=False,
         )
         return known.gap(result), in_feasible_set(result)
 

@@ -53,9 +53,7 @@ class Game:
         log = self.known.cmdp.sample(n_steps, self.known.mu, rng=np.random.default_rng([seed, n_steps]))
         found = {}
         for name, limit in (("start", 0), ("middle", n_steps // 2), ("end", n_steps)):
-            point = learn(
-                log, T=n_steps, step_limit=limit, rng=seed, even_if_infeasible=True, **self._settings(self.psi)
-            ).last
+            point = learn(log, T=n_steps, step_limit=limit, rng=seed, **self._settings(self.psi)).last
             # Both are nothing next to the other pairs, but the digits of a logarithm of -10^5 would be missing later.
             found[name] = point._replace(log_x=np.maximum(point.log_x, -300))
         return found
@@ -67,10 +65,9 @@ class Game:
             "slater": self.known.slater,
             "kappa": self.kappa,
             "floor": self.reference.floor,
-            "order": "trajectory",
+            "order": "once",
             "reference": self.reference,
             "rho0": self.known.cmdp.rho0,
-            "check_slater": False,
         }
 
     def feasible(self, point: Point) -> bool:
@@ -101,7 +98,6 @@ class Game:
         wide = self._settings(2 * self.psi) | {"rho0": np.eye(cmdp.n_states)[s0]}
         result = learn(
             one,
-            even_if_infeasible=True,
             T=1,
             start=point,
             rng=0,

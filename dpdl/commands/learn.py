@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dpdl.commands.logs import initial, opened, question
-from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, plain, show
+from dpdl.commands.output import INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, plain, show
 from dpdl.learner import adaptive
 from dpdl.learner import learn as learning
-from dpdl.learner import resume as resuming
 from dpdl.recording import Recorder
-from dpdl.result import Result, Status
+from dpdl.result import Result
+from dpdl.stopping import Status
 
 POLICY, RESULT, PICTURE = "policy.json", "result.json", "convergence.png"
-SETTINGS = ("gamma", "psi", "slater", "T", "eps", "kappa", "floor", "order", "profile", "mixing_time")
+SETTINGS = ("gamma", "psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time")
 
 
 def learn(options: Any) -> int:
@@ -40,7 +40,7 @@ def learn(options: Any) -> int:
 def resume(options: Any) -> int:
     """Continue a run from its checkpoint."""
     out, recorder = _folder(options), Recorder()
-    result = resuming.resume(options.checkpoint, opened(options), **_keywords(options, recorder))
+    result = learning.resume(options.checkpoint, opened(options), **_keywords(options, recorder))
     return _finish(result, options, recorder, out)
 
 
@@ -59,7 +59,7 @@ def _keywords(options: Any, recorder: Recorder) -> dict[str, Any]:
 
 def _finish(result: Result, options: Any, recorder: Recorder, out: Folder | None) -> int:
     content = {
-        "status": result.status,
+        "status": result.status.name,
         "success": result.success,
         "message": result.message,
         "evaluation": result.evaluation,
@@ -80,8 +80,6 @@ def _finish(result: Result, options: Any, recorder: Recorder, out: Folder | None
     show(options, content, text, files)
     if result.status is Status.INTERRUPTED:
         return INTERRUPTED
-    if result.status is Status.INFEASIBLE:
-        return INFEASIBLE
     return OK if result.success else NOT_ENOUGH_DATA
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-OK, INFEASIBLE, NOT_ENOUGH_DATA, INTERRUPTED = 0, 2, 3, 130
+OK, INFEASIBLE, NOT_ENOUGH_DATA, MISFIT, INTERRUPTED = 0, 2, 3, 5, 130
 
 
 def plain(value: Any) -> Any:

@@ -7,18 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from dpdl._core import Interrupts
 from dpdl.acting import Policy
 from dpdl.commands.logs import initial, opened, question
-from dpdl.commands.output import INFEASIBLE, INTERRUPTED, NOT_ENOUGH_DATA, OK, Folder, show
+from dpdl.commands.output import INFEASIBLE, INTERRUPTED, MISFIT, NOT_ENOUGH_DATA, OK, Folder, show
 from dpdl.data.dataset import Dataset
-from dpdl.learner.interrupts import Interrupts
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
 from dpdl.safety.certificate import certify as certificate_of
 from dpdl.safety.safe import safe_policy
 
 POLICY, ANSWER, REPORT = "policy.json", "answer.json", "report.html"
-CODES = {"CERTIFIED": OK, "INFEASIBLE": INFEASIBLE, "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA, "STOPPED": NOT_ENOUGH_DATA}
+CODES = {
+    "CERTIFIED": OK,
+    "INFEASIBLE": INFEASIBLE,
+    "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA,
+    "MISFIT": MISFIT,
+    "STOPPED": NOT_ENOUGH_DATA,
+}
 
 
 def solve(options: Any) -> int:
@@ -31,6 +37,7 @@ def solve(options: Any) -> int:
             gamma=options.gamma,
             delta=options.delta,
             cost_max=dict(options.cost_max or ()) or None,
+            accept_misfit=options.accept_misfit,
             time_limit=options.time_limit,
             progress=False if options.json else None,
             **question(options),
@@ -68,11 +75,17 @@ def certify(options: Any) -> int:
     """Certify a policy of a file on a log."""
     policy = Policy.load(options.policy)
     log = opened(options, None if policy.labels is None else policy.labels.discretizer)
-    settings = {"gamma": options.gamma, "delta": options.delta, "cost_max": dict(options.cost_max or ()) or None}
+    settings = {
+        "gamma": options.gamma,
+        "delta": options.delta,
+        "cost_max": dict(options.cost_max or ()) or None,
+        "accept_misfit": options.accept_misfit,
+    }
     found = certificate_of(aligned(policy, log), log, **settings, **question(options), **initial(options, log))
     text = f"{options.policy}: {'certified' if found.holds else 'NOT certified'} on {options.log}\n\n{found!r}"
-    show(options, {"status": "CERTIFIED" if found.holds else "NOT_CERTIFIED", "certificate": found}, text)
-    return OK if found.holds else NOT_ENOUGH_DATA
+    status = "CERTIFIED" if found.holds else "MISFIT" if found.misfit else "NOT_CERTIFIED"
+    show(options, {"status": status, "certificate": found}, text)
+    return OK if found.holds else MISFIT if found.misfit else NOT_ENOUGH_DATA
 
 
 def aligned(policy: Policy, log: Dataset) -> Policy:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
@@ -25,31 +23,25 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
 from dpdl.files.atomic import FileLock
-from dpdl.learner import checkpoint, plan, practice
+from dpdl.learner import checkpoint
 from dpdl.learner.arguments import accepts, parse, refuse_unknown
-from dpdl.learner.drive import drive, refuse_infeasible
+from dpdl.learner.defaults import mixing_time_bound
+from dpdl.learner.drive import OptionKeywords, Options, drive
 from dpdl.learner.interrupts import Interrupts
-from dpdl.learner.layout import Inputs, Layout, estimated_mixing_time
-from dpdl.learner.options import OptionKeywords, Options
+from dpdl.learner.layout import PAPER, Inputs, Layout
 from dpdl.learner.run import Run
 from dpdl.learner.verify import verify
 from dpdl.premises import Premise, combined
 from dpdl.question import pose
-from dpdl.result import FINISHED, MESSAGES, Level, Point, Result, Status
+from dpdl.result import Level, Point, Result
 from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
+from dpdl.stopping import Status
 from dpdl.theory import Problem
 
 #: A number of transitions: the theorem's (None), the same at every level, or a function of the level's problem.
 Budget = int | Callable[[Problem], int] | None
 
 BUDGETS = ("n_reference", "n_descent", "n_verification")
-
-#: What a run is called in a folder of checkpoints.
-LEVEL = "level"
-#: In practice the method stops when a level earns no more than this share more than the previous one.
-PRACTICAL_GAIN = 0.01
-#: Stands for a function there.
-_FUNCTION = "a function"
 
 
 class AdaptiveKeywords(SettingKeywords, OptionKeywords, total=False):
@@ -62,7 +54,7 @@ class AdaptiveKeywords(SettingKeywords, OptionKeywords, total=False):
 
 @accepts(AdaptiveKeywords)
 def learn_adaptive(
-    dataset: Dataset,
+    log: Dataset,
     settings: Settings | None = None,
     *,
     rng: np.random.Generator | int | None = None,
@@ -81,25 +73,21 @@ def learn_adaptive(
 ) -> Result:
     """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (Algorithm 2).
 
-    Without `eps`, and whatever else of the theorem is missing, levels are run as `learn` runs in practice, on the whole
-    log. A level passes if its policy is estimated to keep every constraint. The method stops when a level passes and
-    earns no more than 1% more than the one before, which passed too, or when psi no longer limits the policy.
-
     Parameters
     ----------
-    dataset : Dataset
+    log : Dataset
         The log, read from its beginning: level by level, and in each level mu_hat, descent, VERIFY.
     settings : Settings, optional
-        Parameters, or give them as keywords. `psi` is that of the first level, 1 by default (4 without `eps`).
+        Parameters, or give them as keywords. `eps` and `slater` are needed; `psi` is
+        that of the first level, 1 by default.
     rho0, initial_states, rng, callback, progress, step_limit, time_limit, ...
         As for `learn`; the `history` of intermediate results has the complete levels, and limits apply to all levels
         together.
     checkpoint : path, optional
-        A folder with one checkpoint for each level, from which `dpdl.resume` continues bit for bit. It must be empty or
-        absent, unless `resume` is set.
+        A folder with one checkpoint for each level. It must be empty or absent, unless `resume` is set.
     resume : bool, optional
-        Continue from `checkpoint`, if it has any; the other arguments must be the same. Needed instead of `dpdl.resume`
-        if a budget or `per_level` is a function.
+        Continue from `checkpoint`, bit for bit, if it has any; the other arguments must be the same. The random numbers
+        are then those of the checkpoints.
     reuse : bool, optional
         Read the whole log in every phase of every level, in the order given by the settings. No theorem covers this;
         it is meant for logs that are too short for fresh data in every phase.
@@ -139,17 +127,14 @@ def learn_adaptive(
     """
     refuse_unknown(learn_adaptive, keywords)
     first: dict[str, Any] = {} if settings is not None else {"psi": 1.0}
-    if settings is None and keywords.get("eps") is None:
-        first = {"psi": practice.LEAST_PSI, "profile": "practice"}
     chosen, inputs, options = parse(
-        dataset, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
+        log, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
-    dataset = pose(dataset, *chosen.asked)
-    reuse = check.flag("reuse", reuse) or chosen.profile == "practice"
+    log = pose(log, *chosen.asked)
     schedule = _Schedule(
-        dataset=dataset,
+        log=log,
         base=chosen,
-        inputs=inputs,
+        inputs=replace(inputs, start=PAPER),
         reuse=reuse,
         n_reference=n_reference,
         n_descent=n_descent,
@@ -161,76 +146,37 @@ def learn_adaptive(
         exit_margin=exit_margin,
         warm_start=warm_start,
     )
-    generator = check.generator(rng)
-    with Interrupts() as interrupts:
+    generator, levels = check.generator(rng), list[Level]()
+    folder, resume = options.checkpoint, check.flag("resume", resume)
+    if callable(options.callback):
+        callback = options.callback
+        options = replace(options, callback=lambda result: callback(replace(result, history=tuple(levels))))
+    with Interrupts() as interrupts, FileLock() as lock:
         schedule.fix_mixing_time()
-        if options.checkpoint is not None:
+        if folder is not None:
             checkpoint.check_generator(generator)
-            state = checkpoint.generator_to_json(generator.bit_generator)
-            stored = plan.store(
-                options.checkpoint,
-                LEVEL,
-                dataset,
-                schedule.to_json() | {"generator": state},
-                {"initial": inputs.initial},
-                resume=check.flag("resume", resume),
-                ignore={"generator"} if rng is None else set(),
-            )
-            if stored is not None:
-                generator = checkpoint.generator_from_json(stored["generator"])
-        elif check.flag("resume", resume):
+            _take_folder(folder, lock, resume=resume)
+        elif resume:
             raise TypeError("resume needs checkpoint, the folder to resume from")
-        return _run_levels(schedule, generator, options, interrupts)
-
-
-def resume_levels(
-    folder: Path, dataset: Dataset, settings: Settings | None, options: Options, interrupts: Interrupts
-) -> Result:
-    """Resume Algorithm 2 from the folder of its checkpoints."""
-    check.instance("dataset", dataset, Dataset)
-    stored, arrays = plan.read(folder, LEVEL, dataset)
-    try:
-        schedule = _Schedule.from_json(stored, dataset, arrays["initial"])
-        generator = checkpoint.generator_from_json(stored["generator"])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"checkpoint {folder / plan.PLAN} cannot be used: {what}") from error
-    if settings is not None and settings.mixing_time == ESTIMATE and schedule.mixing_time_estimated:
-        settings = replace(settings, mixing_time=schedule.base.mixing_time)
-    if settings is not None and settings != schedule.base:
-        raise ValueError(f"checkpoint {folder} has other settings: {schedule.base}")
-    return _run_levels(schedule, generator, options, interrupts)
-
-
-def _run_levels(
-    schedule: _Schedule, generator: np.random.Generator, options: Options, interrupts: Interrupts
-) -> Result:
-    """Run levels until the method stops, and return the outcome."""
-    levels: list[Level] = []
-    callback = options.callback
-    if not options.even_if_infeasible:
-        refused = refuse_infeasible(schedule.untouched(generator), options, interrupts)
-        if refused is not None:
-            return refused
-    options = replace(options, even_if_infeasible=True)  # a level may read a part of the log only
-
-    def report(result: Result) -> object:
-        return callback(replace(result, history=tuple(levels))) if callback is not None else None
-
-    options = replace(options, callback=None if callback is None else report)
-    with FileLock() as lock:
-        if options.checkpoint is not None:
-            lock.take(options.checkpoint / plan.PLAN)
         try:
-            status, message = _levels(schedule, levels, generator, options, interrupts)
+            status, message = _run_levels(schedule, levels, generator, options, interrupts)
         except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
             if not levels:
                 raise
-            status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+            status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
     return schedule.outcome(levels, status, message) if levels else schedule.nothing(message, generator)
 
 
-def _levels(
+def _take_folder(folder: Any, lock: FileLock, *, resume: bool) -> None:
+    """Make a folder of checkpoints and lock it; raise if it cannot be used."""
+    if folder.exists() and (not folder.is_dir() or (not resume and any(folder.iterdir()))):
+        raise FileExistsError(f"checkpoint: {folder} must be an empty folder, or absent; resume=True resumes one")
+    folder.mkdir(exist_ok=True)
+    (folder / "lock").touch()
+    lock.take(folder / "lock")
+
+
+def _run_levels(
     schedule: _Schedule, levels: list[Level], generator: np.random.Generator, options: Options, interrupts: Interrupts
 ) -> tuple[Status, str]:
     """Append levels; return why the method stopped."""
@@ -247,21 +193,18 @@ def _levels(
             step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
             checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
         )
-        run = _prepare_level(schedule, phases, previous, generator, of_level.checkpoint)
-        level, status, message = _run_level(schedule, phases, run, of_level, interrupts)
+        layout, path = _layout_of_level(schedule, phases, previous), of_level.checkpoint
+        is_new = path is None or not path.exists()
+        run = Run.new(layout, generator) if path is None or is_new else checkpoint.load(path, phases.log, like=layout)
+        level, status, message = _run_level(schedule, phases, run, of_level, interrupts, is_new)
         generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
         position += phases.n_fresh
         levels.append(level)
-        if status not in FINISHED:
+        if status is not Status.COMPLETED:
             return status, message
-        if schedule.in_practice and level.psi * schedule.least_share >= 1:
-            return Status.COMPLETED, f"stopped at level {number}: psi = {level.psi:g} no longer limits the policy"
         if previous is not None and previous.verdict and level.verdict:
-            most = PRACTICAL_GAIN * abs(level.reward) if schedule.in_practice else schedule.exit_margin * phases.eps
-            gain = level.reward - previous.reward
+            most, gain = schedule.exit_margin * phases.eps, level.reward - previous.reward
             if gain <= most:
-                if schedule.in_practice:
-                    return Status.COMPLETED, f"stopped at level {number}, psi = {level.psi:g}: more hardly earns more"
                 return Status.COMPLETED, (
                     f"stopped at level {number}, psi = {level.psi:g}: VERIFY passed twice in a row and J-hat grew by "
                     f"{gain:.3g}, at most {most:.3g}"
@@ -285,7 +228,7 @@ class _Phases:
 class _Schedule:
     """The checked arguments, and the settings and data that they imply for each level."""
 
-    dataset: Dataset
+    log: Dataset
     base: Settings
     inputs: Inputs
     reuse: bool
@@ -302,8 +245,9 @@ class _Schedule:
 
     def __post_init__(self) -> None:
         self.reuse, self.warm_start = check.flag("reuse", self.reuse), check.flag("warm_start", self.warm_start)
-        if self.base.eps is None and not self.in_practice:
-            raise TypeError("missing setting 'eps': the accuracy that VERIFY tests for")
+        for name, use in (("eps", "the accuracy that VERIFY tests for"), ("slater", "on which every level depends")):
+            if getattr(self.base, name) is None:
+                raise TypeError(f"missing setting {name!r}: {use}")
         for name in BUDGETS:
             budget = getattr(self, name)
             if budget is not None and self.reuse:
@@ -321,33 +265,24 @@ class _Schedule:
         except ValueError as error:
             raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
 
-    @property
-    def in_practice(self) -> bool:
-        """Whether levels pass by the judgement of their policy instead of by VERIFY."""
-        return self.base.profile == "practice"
-
     def fix_mixing_time(self) -> None:
         """Estimate the mixing time once, from the whole log, if the settings ask for an estimate."""
         if self.base.mixing_time == ESTIMATE:
-            self.base = replace(self.base, mixing_time=estimated_mixing_time(self.dataset, self.base.delta))
+            self.base = replace(self.base, mixing_time=mixing_time_bound(self.log, self.base.delta))
             self.mixing_time_estimated = True
             known = tuple(name for name in self.inputs.known if name != "mixing_time")
             self.inputs = replace(self.inputs, known=known)
 
-    @classmethod
-    def stored_names(cls) -> list[str]:
-        """Names of the arguments that are stored in a folder of checkpoints as they are."""
-        return [one.name for one in fields(cls) if one.name not in ("dataset", "base", "inputs")]
-
     def stated(self, number: int) -> Settings:
         """Settings of a level as the paper states them: psi_K, eps, delta_K; T may be None."""
         base = self.base
+        assert base.psi is not None and base.eps is not None
         try:
             psi = base.psi * self.growth ** (number - 1)
         except OverflowError:
             psi = math.inf
         delta = theory.adaptive_delta(base.delta, number)
-        return replace(base, psi=psi, eps=None if base.eps is None else base.eps / self.eps_divisor, delta=delta)
+        return replace(base, psi=psi, eps=base.eps / self.eps_divisor, delta=delta)
 
     def settings(self, number: int) -> Settings:
         """Settings of a level; T may still be None."""
@@ -359,12 +294,12 @@ class _Schedule:
             raise TypeError(f"per_level must return a mapping of settings, got {type(changes).__name__}")
         level = Settings.of(level, dict(changes))
         for name, unfit in (("eps", None), ("mixing_time", ESTIMATE)):
-            if getattr(level, name) == unfit and not (name == "eps" and self.in_practice):
+            if getattr(level, name) == unfit:
                 raise ValueError(f"per_level must return a number as {name}, got {unfit!r}")
         return level
 
     def problem(self, settings: Settings) -> Problem:
-        return settings.problem(self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities)
+        return settings.problem(self.log.n_states, self.log.n_actions, self.log.n_utilities)
 
     def needs(self, settings: Settings) -> tuple[int, int, int, int]:
         """Transitions for mu_hat, the descent and VERIFY, and steps; these may be far more than the log has."""
@@ -384,9 +319,9 @@ class _Schedule:
         """What the level reads, beginning at `position`; if the log is too short, a message that says so."""
         settings = self.settings(number)
         if self.reuse:
-            return _Phases(settings, settings.eps or math.nan, 0, self.dataset, None, self.dataset)
+            return _Phases(settings, settings.eps or 0.0, 0, self.log, None, self.log)
         n_reference, n_descent, n_verification, steps = self.needs(settings)
-        n_run, n_left = n_reference + n_descent, len(self.dataset) - position
+        n_run, n_left = n_reference + n_descent, len(self.log) - position
         if n_run + n_verification > n_left:
             return (
                 f"level {number} (psi = {settings.psi:g}) asks for {n_run + n_verification:.2g} fresh transitions, "
@@ -394,54 +329,20 @@ class _Schedule:
                 f"and {n_left:,} are left; with reuse=True every phase reads the whole log"
             )
         if n_descent >= steps:  # each transition is used at most once: read them in the log's order
-            settings = replace(settings, order="trajectory")
-        run = self.dataset[position : position + n_run]
-        fresh = self.dataset[position + n_run : position + n_run + n_verification]
+            settings = replace(settings, order="once")
+        run = self.log[position : position + n_run]
+        fresh = self.log[position + n_run : position + n_run + n_verification]
         return _Phases(settings, settings.eps or 0.0, n_run + n_verification, run, n_reference, fresh)
-
-    def to_json(self) -> dict[str, Any]:
-        """What the levels follow from; of a function only that it was one."""
-        values = {name: getattr(self, name) for name in self.stored_names()}
-        return {name: _FUNCTION if callable(value) else value for name, value in values.items()} | {
-            "settings": asdict(self.base),
-            "known": list(self.inputs.known),
-            "initial_estimated": self.inputs.initial_estimated,
-        }
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any], dataset: Dataset, initial: Array) -> _Schedule:
-        """Make a schedule of what `to_json` gave, and the initial distribution."""
-        names = cls.stored_names()
-        if content.keys() != {*names, "settings", "known", "initial_estimated", "generator"}:
-            raise ValueError(f"it has the names {sorted(content)}")
-        functions = [name for name in names if content[name] == _FUNCTION]
-        if functions:
-            raise ValueError(
-                f"it was made with a function as {functions[0]}, which cannot be stored: resume it with "
-                "learn_adaptive(..., resume=True)"
-            )
-        base = Settings.of(None, content["settings"])
-        dataset = pose(dataset, *base.asked)
-        check.flag("mixing_time_estimated", content["mixing_time_estimated"])
-        inputs = Inputs.of(dataset, rho0=initial, known=tuple(content["known"]))
-        estimated = check.flag("initial_estimated", content["initial_estimated"])
-        inputs = replace(inputs, initial_estimated=estimated)
-        return cls(dataset=dataset, base=base, inputs=inputs, **{name: content[name] for name in names})
 
     def untouched(self, generator: np.random.Generator) -> Run:
         """A run on the whole log before its first step."""
         settings = self.settings(1)
         steps = settings.T or min(self.needs(settings)[3], 2**63 - 1)
-        return Run.of(Layout.of(self.dataset, replace(settings, T=steps), self.inputs), generator)
+        return Run.new(Layout.of(self.log, replace(settings, T=steps), self.inputs), generator)
 
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result before the first step: the policy is that of the data."""
         return self.untouched(generator).result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
-
-    @cached_property
-    def least_share(self) -> float:
-        """Share of the rarest visited pair in the log."""
-        return float(self.dataset.pair_counts.min()) / len(self.dataset)
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
         """The result of the level to return, with the history, the premises and the guarantee."""
@@ -456,7 +357,7 @@ class _Schedule:
             premises=premises,
             guarantee=self._guarantee(chosen.psi) if holds else None,
             history=tuple(levels),
-            log=self.dataset,
+            log=self.log,
         )
 
     def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
@@ -472,7 +373,7 @@ class _Schedule:
             shared.append(("mixing time", False, f"t_mix <= {self.base.mixing_time:.6g}, estimated from the same data"))
         enough = all(level.enough for level in levels)
         fresh = "share no transition" if not self.reuse else "read the whole log"
-        independent, stated = self.dataset.kind == "independent", self._as_stated(levels)
+        independent, stated = self.log.kind == "independent", self._as_stated(levels)
         shared += [
             ("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
             ("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
@@ -500,45 +401,33 @@ class _Schedule:
         )
 
 
-def _prepare_level(
-    schedule: _Schedule, phases: _Phases, previous: Level | None, generator: np.random.Generator, path: Path | None
-) -> Run:
-    """The run of a level: from its checkpoint, if there is one, or new."""
-    if path is not None and path.exists():
-        return checkpoint.load(path, phases.log, phases.settings)
+def _layout_of_level(schedule: _Schedule, phases: _Phases, previous: Level | None) -> Layout:
+    """The layout of a level; with a warm start, the run begins at the averages of the previous level."""
     inputs = replace(schedule.inputs, n_reference=phases.n_reference)
     layout = Layout.of(phases.log, phases.settings, inputs)
-    if schedule.warm_start and previous is not None:
-        start = _feasible_start(previous.result, layout.reference, layout.settings)
-        layout = Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=[layout])
-    return Run.of(layout, generator)
+    if not schedule.warm_start or previous is None:
+        return layout
+    start = _feasible_start(previous.result, layout.reference, layout.settings)
+    return Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=[layout])
 
 
 def _run_level(
-    schedule: _Schedule, phases: _Phases, run: Run, options: Options, interrupts: Interrupts
+    schedule: _Schedule, phases: _Phases, run: Run, options: Options, interrupts: Interrupts, is_new: bool
 ) -> tuple[Level, Status, str]:
     """Take the steps of a level, and verify the result."""
-    is_new = options.checkpoint is not None and not options.checkpoint.exists()
     result = drive(run, options, interrupts, new=is_new)
     status, message, found = result.status, result.ending, None
-    verdict, reward = None, math.nan
-    if status in FINISHED:
+    if status is Status.COMPLETED:
         try:
-            if schedule.in_practice and result.evaluation is not None:
-                # A policy that earns more than any within psi of the data is not within psi.
-                within = result.evaluation.gap is not None and result.evaluation.gap >= 0
-                verdict, reward = bool(result.evaluation.kept and within), result.evaluation.reward.value
-            else:
-                eps, delta = phases.eps, phases.settings.delta
-                found = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)
-                verdict, reward = found.verdict, found.reward
+            eps, delta = phases.eps, phases.settings.delta
+            found = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)
         except KeyboardInterrupt:
-            status, message = Status.INTERRUPTED, MESSAGES[Status.INTERRUPTED]
+            status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
     level = Level(
         psi=result.settings.psi,
         delta=result.settings.delta,
-        verdict=verdict,
-        reward=reward,
+        verdict=None if found is None else found.verdict,
+        reward=math.nan if found is None else found.reward,
         flow_margin=math.nan if found is None else found.flow_margin,
         utility_margin=math.nan if found is None else found.utility_margin,
         n_steps=result.n_steps,
@@ -559,7 +448,7 @@ def _feasible_start(result: Result, reference: Reference, settings: Resolved) ->
     """
     mu_hat, gamma, tiny = reference.mu_hat, settings.gamma, np.finfo(float).tiny
     sizes = reference.n_states, reference.n_actions, len(result.lam_mean)
-    x: NDArray[np.float64] = np.maximum(np.minimum(result.x_mean, settings.psi / (1 - gamma) * mu_hat), tiny)
+    x: Array = np.maximum(np.minimum(result.x_mean, settings.psi / (1 - gamma) * mu_hat), tiny)
     unseen = np.ones(x.size, dtype=bool)
     unseen[reference.pairs] = False
     if unseen.any():

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.learner import practice
+from dpdl.learner.drive import OptionKeywords, Options
 from dpdl.learner.layout import InputKeywords, Inputs
-from dpdl.learner.options import OptionKeywords, Options
 from dpdl.question import pose
 from dpdl.settings import SettingKeywords, Settings
 
@@ -24,49 +23,27 @@ class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
     """Keywords of `learn`."""
 
 
-#: Settings that are found from the data if they are not given, or None.
-_FOUND = ("psi", "slater", "order", "profile")
 #: Where the keywords of each kind are checked.
 _CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options}
 
 
 def parse(
-    dataset: Dataset, settings: Settings | None, keywords: dict[str, Any], accepted: Any = RunKeywords, **inputs: Any
+    log: Dataset, settings: Settings | None, keywords: dict[str, Any], accepted: Any = RunKeywords, **inputs: Any
 ) -> tuple[Settings, Inputs, Options]:
     """Sort keywords by what they belong to, and check them.
 
     Further keywords are arguments of `Inputs.of`.
     """
-    rest = {name: value for name, value in keywords.items() if value is not None or name not in _FOUND}
+    rest = dict(keywords)
 
     def taken(kind: Any) -> dict[str, Any]:
         names = keywords.keys() & accepted.__annotations__.keys() & kind.__annotations__.keys()
         return {name: rest.pop(name) for name in names}
 
     options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
-    dataset = _posed(dataset, settings, rest)
-    read = Inputs.of(dataset, **given, **inputs)
-    if settings is None and "gamma" in rest and _in_practice(rest):
-        rest = practice.defaults(dataset, rest, read.initial)
-    return Settings.of(settings, rest), read, options
-
-
-def _posed(dataset: Dataset, settings: Settings | None, given: dict[str, Any]) -> Dataset:
-    """The log under the question of the settings and keywords."""
-    check.instance("dataset", dataset, Dataset)
-    gamma, limits, limit_on = (None, None, None) if settings is None else settings.asked
-    gamma = given.get("gamma", gamma)
-    if gamma is None:
-        raise TypeError("missing setting 'gamma'")
-    return pose(dataset, gamma, given.get("limits", limits), given.get("limit_on", limit_on))
-
-
-def _in_practice(given: dict[str, Any]) -> bool:
-    """Whether parameters of the theorem are missing, so that those of practice take their place, or `tol` is given."""
-    if "profile" in given:
-        return bool(given["profile"] == "practice")
-    complete = {"psi", "slater"} <= given.keys() and given.keys() & {"T", "eps"}
-    return not complete or given.get("tol") is not None
+    check.instance("log", log, Dataset)
+    chosen = Settings.of(settings, rest)
+    return chosen, Inputs.of(pose(log, *chosen.asked), **given, **inputs), options
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> None:
@@ -79,17 +56,12 @@ def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> Non
 
 
 def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults.
-
-    None stands for what is found from the data.
-    """
+    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults."""
     defaults = {
-        name: one
+        name: parameter
         for checked_by in _CHECKED_BY.values()
-        for name, one in inspect.signature(checked_by).parameters.items()  # type: ignore[arg-type]
+        for name, parameter in inspect.signature(checked_by).parameters.items()  # type: ignore[arg-type]
     }
-    for name in _FOUND:
-        defaults[name] = defaults[name].replace(default=None, annotation=f"{defaults[name].annotation} | None")
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)

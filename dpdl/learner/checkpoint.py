@@ -1,45 +1,37 @@
-"""The contents of a checkpoint, and how a run is restored from it.
+"""Checkpoints: one file with everything that is needed to continue a run bit for bit.
 
-The header has these names:
+The file is an uncompressed NumPy archive (.npz, a zip file whose checksums are verified when it is read; nothing in it
+is pickled): the arrays of the core (`LazyCore.state`), those of mu_hat and the initial distribution, and a header in
+JSON with what the run follows from:
 
     arithmetic      version of the arithmetic of a run; it must be that of this dpdl
-    fingerprint     of the data set
-    settings        in full: the fields of `Resolved`
-    inputs          the other arguments: n_reference, known, whether the start is the default one, and whether the
-                    mixing time was estimated
-    reference       sizes, floor and number of samples of mu_hat
+    fingerprint     of the log
+    settings        as the caller stated them
+    found           psi, slater, T and the mixing time, if they were found from the log
+    n_reference, known, strict, initial_estimated, reference_given, start      the other arguments
+    digest          SHA-256 of the initial distribution, the counts of mu_hat and the coordinates
+    n_samples       of mu_hat
     generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
-    phase           in practice only: number of the phase, how often steps were halved, whether the last phase is over
-                    and, once the start was judged, of the points to return and to start at: where its x comes from
-                    and whether that keeps the constraints
 
-The arrays, for a run over n coordinates in b bins, S states, I utilities and N records:
-
-    pairs (n or n - 1), reference_pairs, reference_counts       the coordinates, and the counts of mu_hat
-    initial (S)                                                 distribution of the initial state
-    x (6, n)                                                    log z, z, acc, mark, and the settled sum (two doubles)
-    frame (3, b), moments (2, b, 16)                            of the bins: shift, tau and factor; m and q
-    window (9), powers (8)                                      what all pairs have in common since the last fold; power
-                                                                sums, their ceiling, and whether they are valid
-    sums (4), steps (2)                                         running sums; steps of the last move and next refresh
-    V (3, S), V_since (S), lam (4, I)                           the duals and their sums
-    counters (10)                                               the diagnostics
-    records_ahead, initial_ahead (up to 4,096)                  draws that were made and not used yet
-    position (1), permutation (N or 0)                          place in the log, and the order of the epoch
-    phase_past (10), phase_weight (1)                           in practice only: counters of earlier phases; weight of
-                                                                the penalties
-    best_x (n), best_V (S), best_lam (I), best_figures (4)      the point to return, once the start was judged; its
-                                                                merit, bound, reward, and time beyond the caps
-    base_x (n), base_V (S), base_lam (I), base_figures (4)      the same of the point that the phase started at
-
-Everything else follows from the data set. The core checks nothing, so `dpdl.learner.state` checks the arrays before
-the core gets them: a correct checksum does not say who wrote the file.
+A checkpoint is written to a temporary file in the same folder, flushed to the disk and renamed: at every moment the
+path holds a complete checkpoint, the old or the new one. A process that is killed leaves its temporary file behind,
+which the next one removes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +40,196 @@ from numpy.typing import NDArray
 
 from dpdl import _core
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference, estimate_reference
-from dpdl.files.atomic import FileLock, remove_leftovers
-from dpdl.learner import checkpoint_file, phases, state
-from dpdl.learner.layout import KNOWABLE, Inputs, Layout
-from dpdl.learner.phases import Judged, Phase, Start
+from dpdl.data.reference import Reference
+from dpdl.files.atomic import FileLock, lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
+from dpdl.learner.defaults import plan
+from dpdl.learner.layout import PLAN, Inputs, Layout
 from dpdl.learner.run import Run
 from dpdl.question import pose
-from dpdl.settings import ESTIMATE, Resolved, Settings
+from dpdl.result import Result
+from dpdl.settings import Resolved, Settings
+from dpdl.stopping import Status
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
-ARITHMETIC = 4
+ARITHMETIC = 5
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_PRACTICE = "phase"
-_POINTS, _FIGURES = ("best", "base"), ("merit", "bound", "reward", "beyond")
-_NAMES = {"arithmetic", "fingerprint", "settings", "inputs", "reference", "generator"}
-_INPUTS = {"n_reference", "known", "default_start", "mixing_time_estimated", "initial_estimated"}
-_SIZES = ("n_samples", "n_states", "n_actions")
+_HEADER, _FOUND = "header", ("psi", "slater", "T", "mixing_time", "order")
+
+#: What zipfile and NumPy raise when they read a damaged archive.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
+    """Write a checkpoint of a run, to which the lock `held` is moved; with `new`, the path must not exist."""
+    layout = run.layout
+    header = _origin(layout) | {"generator": generator_to_json(run.core.sampler.bit_generator)}
+    arrays = run.core.state() | {
+        "initial": layout.inputs.initial,
+        "reference_pairs": layout.reference.pairs,
+        "reference_counts": layout.reference.counts,
+    }
+    write(path, header, arrays, new=new, held=held)
+
+
+def load(path: Path, log: Dataset, settings: Settings | None = None, like: Layout | None = None) -> Run:
+    """Restore a run; a ValueError says why if the checkpoint, the log and what the caller asks for do not agree."""
+    check.instance("log", log, Dataset)
+    if settings is not None:
+        check.instance("settings", settings, Settings)
+    remove_leftovers(path)
+    header, arrays = read(path)
+    if header["fingerprint"] != log.fingerprint:
+        raise _unusable(path, "it belongs to another log: the fingerprints differ")
+    if settings is not None:
+        _compare(path, header["settings"], json.loads(settings.to_json()))
+    layout = like or _layout(header, arrays, log)
+    _compare(path, header, _origin(layout))
+    sampler, log = layout.sampler(generator_from_json(header["generator"])), layout.log
+    blank = np.zeros(len(layout.coordinates.c)), np.zeros(log.n_states), np.zeros(log.n_utilities)
+    run = Run(layout, _core.LazyCore(layout, sampler, *blank))
+    run.core.restore({name: arrays[name] for name in run.core.state()})
+    return run
+
+
+@dataclass(frozen=True)
+class Peek:
+    """The state of a run according to its checkpoint.
+
+    Attributes
+    ----------
+    n_steps, T : int
+        Steps taken when it was written, and steps planned.
+    written : datetime
+        When it was written.
+    settings : Settings
+        As the caller stated them.
+    lam, lam_mean : arrays, shape (I,)
+        Multipliers, and their average.
+    """
+
+    path: Path
+    n_steps: int
+    T: int
+    written: datetime
+    settings: Settings = field(repr=False)
+    lam: Array
+    lam_mean: Array
+
+    def result(self, log: Dataset) -> Result:
+        """The result of the steps in the checkpoint, with status RUNNING; the run may go on meanwhile."""
+        return load(self.path, log).result(Status.RUNNING)
+
+
+def peek(path: str | os.PathLike[str]) -> Peek:
+    """Look at the checkpoint of a run, which may be in progress; nothing is locked or changed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dpdl import Dataset, learn
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     options = {"T": 1000, "step_limit": 300, "checkpoint": Path(folder, "run")}
+    ...     _ = learn(log, gamma=0.5, psi=2, slater=1, rho0=[1.0], rng=0, **options)
+    ...     found = peek(Path(folder, "run"))
+    ...     n_steps = found.result(log).n_steps
+    >>> found.n_steps, found.T, n_steps
+    (300, 1000, 300)
+    """
+    where = check.path("path", path)
+    written = datetime.fromtimestamp(os.stat(where).st_mtime).astimezone()
+    header, arrays = read(Path(where))
+    n_steps, (log_lam, _, total, low) = int(arrays["counters"][0]), arrays["lam"]
+    return Peek(
+        path=Path(where),
+        n_steps=n_steps,
+        T=header["found"]["T"],
+        written=written,
+        settings=Settings(**header["settings"]),
+        lam=np.exp(log_lam),
+        lam_mean=(total + low) / n_steps if n_steps else np.exp(log_lam),
+    )
+
+
+def _origin(layout: Layout) -> dict[str, Any]:
+    """What the bits of a run follow from, except its seed; two runs with the same origin are the same run."""
+    settings, inputs, reference = layout.settings, layout.inputs, layout.reference
+    parts = (inputs.initial, reference.pairs, reference.counts, layout.coordinates.pairs)
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
+    return {
+        "arithmetic": ARITHMETIC,
+        "fingerprint": layout.log.fingerprint,
+        "settings": json.loads(settings.to_json()),
+        "found": {name: getattr(settings, name) for name in _FOUND},
+        "n_reference": inputs.n_reference,
+        "known": list(inputs.known),
+        "strict": inputs.strict,
+        "initial_estimated": inputs.initial_estimated,
+        "reference_given": inputs.reference is not None,
+        "start": layout.start_name,
+        "n_samples": int(reference.n_samples),
+        "digest": digest.hexdigest(),
+    }
+
+
+def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
+    """The layout of a stored run; the plan is made again, it is as good as it was."""
+    stated = Settings(**header["settings"])
+    log = pose(log, *stated.asked)
+    settings: Resolved = replace(stated, **header["found"]).resolve(
+        log.n_states, log.n_actions, log.n_utilities, stated
+    )
+    inputs = Inputs(
+        initial=arrays["initial"],
+        n_reference=header["n_reference"],
+        known=tuple(header["known"]),
+        strict=header["strict"],
+        initial_estimated=header["initial_estimated"],
+    )
+    reference = Reference(
+        arrays["reference_pairs"],
+        arrays["reference_counts"],
+        n_samples=header["n_samples"],
+        floor=settings.floor,
+        n_states=log.n_states,
+        n_actions=log.n_actions,
+    )
+    if header["reference_given"]:
+        inputs = replace(inputs, reference=reference)
+    start = header["start"]
+    aim = plan(log, settings.gamma, inputs.initial) if start == PLAN else None
+    return Layout.assemble(log, settings, inputs, reference, start, plan=aim)
+
+
+def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise a ValueError that names the first difference."""
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            _compare(path, stored[name], value)
+        elif stored[name] != value:
+            what = (
+                "rho0, reference or the part of the log differ"
+                if name == "digest"
+                else f"{stored[name]!r}, not {value!r}"
+            )
+            raise _unusable(path, f"it belongs to another run: {name} = {what}" if name != "digest" else what)
 
 
 def check_generator(generator: np.random.Generator) -> None:
@@ -76,230 +239,122 @@ def check_generator(generator: np.random.Generator) -> None:
         raise TypeError(f"a checkpoint needs a generator over one of {', '.join(GENERATORS)}, got {kind.__name__}")
 
 
-def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
-    """Write a checkpoint of a run, to which the lock `held` is moved; with `new`, the path must not exist."""
-    if new:
-        remove_leftovers(path)
-    layout, reference, inputs = run.layout, run.layout.reference, run.layout.inputs
-    header = {
-        "arithmetic": ARITHMETIC,
-        "fingerprint": layout.dataset.fingerprint,
-        "settings": dataclasses.asdict(layout.settings),
-        "inputs": {
-            "n_reference": inputs.n_reference,
-            "known": list(inputs.known),
-            "default_start": layout.default_start,
-            "mixing_time_estimated": layout.mixing_time_estimated,
-            "initial_estimated": inputs.initial_estimated,
-        },
-        "reference": {"floor": float(reference.floor)} | {name: int(getattr(reference, name)) for name in _SIZES},
-        "generator": generator_to_json(run.core.sampler.bit_generator),
-    }
-    arrays = run.core.state() | {
-        "initial": inputs.initial,
-        "pairs": layout.coordinates.pairs,
-        "reference_pairs": reference.pairs,
-        "reference_counts": reference.counts,
-    }
-    if layout.settings.profile == "practice":
-        header[_PRACTICE], of_phase = _phase_contents(run.phase)
-        arrays |= of_phase
-    checkpoint_file.write(path, header, arrays, new=new, held=held)
-
-
-def load(path: Path, dataset: Dataset, settings: Settings | None = None) -> Run:
-    """Restore a run; a ValueError says why if the checkpoint, the data or the settings do not fit together."""
-    check.instance("dataset", dataset, Dataset)
-    if settings is not None:
-        check.instance("settings", settings, Settings)
-    remove_leftovers(path)
-    header, arrays = checkpoint_file.read(path)
-    try:
-        _check_header(header, dataset)
-        run = _restored(header, arrays, dataset)
-        if settings is not None:
-            _compare(settings, run.layout)
-        return run
-    # Invalid contents may fail in any of these ways; the message names the file.
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"checkpoint {path} cannot be used: {what}") from error
-
-
-def refuse_other_run(path: Path, stored: Layout, wanted: Layout) -> None:
-    """Raise a ValueError if a checkpoint was made with other inputs; `load` compares the settings."""
-    one, other = stored.reference, wanted.reference
-    pairs = [
-        ("n_reference", stored.inputs.n_reference, wanted.inputs.n_reference),
-        ("known", stored.inputs.known, wanted.inputs.known),
-        ("default_start", stored.default_start, wanted.default_start),
-    ]
-    differences = [f"{name} = {before!r}, not {now!r}" for name, before, now in pairs if before != now]
-    if not np.array_equal(stored.inputs.initial, wanted.inputs.initial):
-        differences.append("rho0 or initial_states")
-    if one.n_samples != other.n_samples or not _same_counts(one, other):
-        differences.append("reference")
-    if differences:
-        raise ValueError(f"checkpoint {path} belongs to another run, which differs in {'; '.join(differences)}")
-
-
-def _same_counts(one: Reference, other: Reference) -> bool:
-    return np.array_equal(one.pairs, other.pairs) and np.array_equal(one.counts, other.counts)
-
-
-def _check_header(header: dict[str, Any], dataset: Dataset) -> None:
-    if header.get("arithmetic") != ARITHMETIC:
-        found = header.get("arithmetic")
-        raise ValueError(f"its arithmetic is version {found!r}, that of this dpdl is {ARITHMETIC}")
-    if header.get("fingerprint") != dataset.fingerprint:
-        raise ValueError("it belongs to another data set: the fingerprints differ")
-    if header.keys() - {_PRACTICE} != _NAMES:
-        raise ValueError(f"its header has {sorted(header)}, not {sorted(_NAMES)}")
-
-
-def _compare(settings: Settings, layout: Layout) -> None:
-    """Raise a ValueError unless the settings resolve to those of the layout."""
-    stored, data = layout.settings, layout.dataset
-    if settings.mixing_time == ESTIMATE and layout.mixing_time_estimated:
-        settings = dataclasses.replace(settings, mixing_time=stored.mixing_time)
-    if settings.mixing_time != stored.mixing_time:
-        raise ValueError(f"it has other settings: mixing_time = {stored.mixing_time}, not {settings.mixing_time}")
-    wanted = settings.resolve(data.n_states, data.n_actions, data.n_utilities)
-    for name, value in dataclasses.asdict(wanted).items():
-        if value != getattr(stored, name):
-            raise ValueError(f"it has other settings: {name} = {getattr(stored, name)!r}, not {value!r}")
-
-
-def _restored(header: dict[str, Any], arrays: dict[str, NDArray[Any]], dataset: Dataset) -> Run:
-    settings = Resolved(**header["settings"])
-    dataset = pose(dataset, *settings.asked)
-    if settings != settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities):
-        raise ValueError("its settings are not complete")
-    given = header["inputs"]
-    if given.keys() != _INPUTS:
-        raise ValueError(f"its inputs have {sorted(given)}, not {sorted(_INPUTS)}")
-    n_reference = given["n_reference"]
-    if n_reference is not None:
-        check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
-    inputs = Inputs(
-        initial=check.distribution("initial", arrays.pop("initial"), (dataset.n_states,)),
-        n_reference=n_reference,
-        known=check.choices("known", given["known"], KNOWABLE),
-        initial_estimated=check.flag("initial_estimated", given["initial_estimated"]),
-    )
-    layout = Layout.assemble(
-        dataset,
-        settings,
-        inputs,
-        check.flag("mixing_time_estimated", given["mixing_time_estimated"]),
-        _reference(header["reference"], arrays, settings, dataset, n_reference),
-        None,
-        check.flag("default_start", given["default_start"]),
-    )
-    # A part of a log has the table of the whole log, hence other coordinates than a separate log of the same records.
-    if not np.array_equal(arrays.pop("pairs"), layout.coordinates.pairs):
-        raise ValueError("its pairs are not those of this log; if it was made from part of a log, pass the same part")
-    run = Run(layout, _phase(header, arrays, layout))
-    state.restore(run, arrays)
-    return run
-
-
-def _phase_contents(phase: Phase) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What of a phase, other than its core, goes into the header and into the arrays."""
-    content: dict[str, Any] = {name: getattr(phase, name) for name in ("number", "halvings", "is_over", "start")}
-    past = np.zeros(len(_core.COUNTERS), dtype=np.int64) if phase.past is None else phase.past
-    arrays: dict[str, NDArray[Any]] = {"phase_past": past, "phase_weight": np.array([phase.weight])}
-    for name in _POINTS:
-        point = getattr(phase, name)
-        if point is not None:
-            content[name] = {"phase": point.phase, "kept": point.kept}
-            arrays |= {f"{name}_{part}": getattr(point, part) for part in ("x", "V", "lam")}
-            arrays[f"{name}_figures"] = np.array([getattr(point, figure) for figure in _FIGURES])
-    return content, arrays
-
-
-def _phase(header: dict[str, Any], arrays: dict[str, NDArray[Any]], layout: Layout) -> Phase:
-    """The phase of a checkpoint with a blank core; what belongs to the phase is taken out of the arrays."""
-    sampler = layout.sampler(generator_from_json(header["generator"]))
-    data = layout.dataset
-    blank = np.zeros(len(layout.coordinates.c)), np.zeros(data.n_states), np.zeros(data.n_utilities)
-    if (layout.settings.profile == "practice") != (_PRACTICE in header):
-        raise ValueError("a phase belongs to a run in practice, and to no other")
-    if _PRACTICE not in header:
-        return Phase(_core.LazyCore(layout, sampler, *blank))
-    content, last = dict(header[_PRACTICE]), (0, *phases.ends(layout))
-    number = check.whole("phase number", content.pop("number"), at_most=len(last) - 2)
-    halvings = check.whole("halvings", content.pop("halvings"), at_most=2 * number)
-    is_over, start = check.flag("is_over", content.pop("is_over")), content.pop("start")
-    start = None if start is None else Start(*check.numbers_array("start", start, shape=(3,)).tolist())
-    past, weight = arrays.pop("phase_past"), arrays.pop("phase_weight")
-    state.check_past(past, last[number])
-    weight = check.numbers_array("phase_weight", weight, shape=(1,), at_least=0)
-    points: dict[str, Judged] = {}
-    for name in _POINTS if content else ():
-        parts = arrays.pop(f"{name}_x"), arrays.pop(f"{name}_V"), arrays.pop(f"{name}_lam")
-        state.check_point(layout, name, *parts)
-        figures = check.numbers_array(f"{name}_figures", arrays.pop(f"{name}_figures"), shape=(len(_FIGURES),))
-        found = content.pop(name)
-        found_in = check.whole(f"phase of {name}", found.pop("phase"), at_most=number + is_over)
-        kept = check.flag("kept", found.pop("kept"))
-        merit, bound, reward, beyond = figures.tolist()
-        points[name] = Judged(*parts, merit, bound, reward, beyond, kept, found_in)
-    if content:
-        raise ValueError(f"its phase has {sorted(content)} as well")
-    core = _core.LazyCore(phases.layout_of(layout, number, halvings), sampler, *blank)
-    return Phase(core, number, halvings, is_over, float(weight[0]), past, **points, start=start)
-
-
-def _reference(
-    content: Any, arrays: dict[str, NDArray[Any]], settings: Resolved, dataset: Dataset, n_reference: int | None
-) -> Reference:
-    sizes = {name: check.whole(name, content[name]) for name in _SIZES}
-    if (sizes["n_states"], sizes["n_actions"]) != (dataset.n_states, dataset.n_actions):
-        raise ValueError("its mu_hat has other sizes than the data set")
-    floor = check.real("floor", content["floor"])
-    if not math.isclose(floor, settings.floor, rel_tol=1e-12):
-        raise ValueError(f"its mu_hat has floor {floor!r}, its settings {settings.floor!r}")
-    reference = Reference(arrays.pop("reference_pairs"), arrays.pop("reference_counts"), floor=floor, **sizes)
-    if n_reference is not None and not _same_counts(reference, estimate_reference(dataset[:n_reference], floor)):
-        raise ValueError(f"its mu_hat does not count the first {n_reference} transitions, as it says")
-    return reference
-
-
 def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:
     """Return the state of a bit generator as JSON values."""
-    return _listed(bit_generator.state)
 
+    def plain(state: Any) -> Any:
+        if isinstance(state, dict):
+            return {name: plain(value) for name, value in state.items()}
+        if isinstance(state, np.ndarray):
+            return {"dtype": state.dtype.str, "values": state.tolist()}
+        return state.item() if isinstance(state, np.generic) else state
 
-def _listed(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {name: _listed(value) for name, value in state.items()}
-    if isinstance(state, np.ndarray):
-        return {"dtype": state.dtype.str, "values": state.tolist()}
-    return state.item() if isinstance(state, np.generic) else state
-
-
-def _unlisted(content: Any) -> Any:
-    if isinstance(content, dict) and content.keys() == {"dtype", "values"}:
-        return np.array(content["values"], dtype=check.choice("dtype", content["dtype"], ("<u4", "<u8")))
-    if isinstance(content, dict):
-        return {name: _unlisted(value) for name, value in content.items()}
-    return content
+    return plain(bit_generator.state)
 
 
 def generator_from_json(content: Any) -> np.random.Generator:
     """Make a generator in the state that `generator_to_json` wrote."""
-    name = check.choice("bit_generator", content["bit_generator"], GENERATORS)
-    bits = getattr(np.random, name)()
-    bits.state = _unlisted(content)
-    outer, inner = bits.state, bits.state["state"]
-    # NumPy accepts positions outside its buffers and degenerate states without an error.
-    if name == "MT19937":
-        sound = 0 <= inner["pos"] <= len(inner["key"]) and inner["key"][1:].any()
-    elif name == "Philox":
-        sound = 0 <= outer["buffer_pos"] <= len(outer["buffer"])
-    else:
-        sound = name == "SFC64" or inner["inc"] % 2 == 1
-    if not sound or _listed(outer) != content:
-        raise ValueError(f"its generator has a state that is not valid for {name}")
+
+    def state(content: Any) -> Any:
+        if isinstance(content, dict) and content.keys() == {"dtype", "values"}:
+            return np.array(content["values"], dtype=content["dtype"])
+        return {name: state(value) for name, value in content.items()} if isinstance(content, dict) else content
+
+    bits = getattr(np.random, check.choice("bit_generator", content["bit_generator"], GENERATORS))()
+    bits.state = state(content)
     return np.random.Generator(bits)
+
+
+# ---- The file ----
+
+
+def write(
+    path: Path, header: dict[str, Any], arrays: Arrays, *, new: bool = False, held: FileLock | None = None
+) -> None:
+    """Write a header and arrays to `path` atomically; an OSError leaves an existing file unchanged.
+
+    With `new`, raise FileExistsError if the path exists, even if it was created concurrently. `held` is the lock on the
+    existing checkpoint, which is moved to the written one.
+    """
+    if new:
+        remove_leftovers(path)
+    text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    trouble = naming_the_target(path, "the checkpoint could not be written")
+    with trouble, _locked_temporary(path, held) as (temporary, file):
+        np.savez(file, **{_HEADER: text}, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+        if sys.platform == "win32":
+            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it is renamed
+        if new:
+            _move_to_free(temporary, path)
+        else:
+            os.replace(temporary, path)
+        with contextlib.suppress(OSError):  # makes the rename durable, where the platform supports that
+            sync(path.parent)
+
+
+def read(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """Read header and arrays of a checkpoint; a ValueError says what is wrong with the file."""
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f"there is no checkpoint {path}")
+    if not path.is_file():  # opening a pipe would block
+        raise _unusable(path, "it is not a regular file")
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(arrays.pop(_HEADER).tobytes())
+    except _DAMAGE as error:
+        raise _unusable(path, f"it is damaged, or no checkpoint ({error})") from None
+    if header["arithmetic"] != ARITHMETIC:
+        found = header["arithmetic"]
+        raise _unusable(path, f"its arithmetic is version {found!r}, that of this dpdl is {ARITHMETIC}")
+    return header, arrays
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise a FileExistsError if a new run would replace something, a BlockingIOError if another run is using it."""
+    if path.is_dir():
+        refuse(path, "it is a folder, and a checkpoint is a file")
+    if path.is_file():
+        with FileLock() as free, contextlib.suppress(PermissionError):
+            free.take(path)
+    if os.path.lexists(path):
+        refuse(path, "it exists; continue it with dpdl.resume, or remove it to start again")
+
+
+@contextlib.contextmanager
+def _locked_temporary(path: Path, held: FileLock | None) -> Iterator[tuple[Path, Any]]:
+    """A new file beside a path, open and locked; another process may remove one before it is locked, so try again.
+
+    After the block `held` keeps it open and locked.
+    """
+    while True:
+        with temporary_file(path) as temporary, contextlib.ExitStack() as closing:
+            file = closing.enter_context(open(temporary, "xb"))
+            try:
+                lock(file.fileno())
+                os.stat(temporary)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            yield temporary, file
+            if held is not None:
+                held.keep(file)
+                closing.pop_all()
+            return
+
+
+def _move_to_free(temporary: Path, path: Path) -> None:
+    """Rename a file unless the name is taken; of two runs that start at the same time, one fails."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        refuse_existing(path)
+        raise
+    except OSError:  # a file system without hard links
+        refuse_existing(path)
+        os.replace(temporary, path)
+
+
+def _unusable(path: Path, what: str) -> ValueError:
+    return ValueError(f"checkpoint {path} cannot be used: {what}")

@@ -1,4 +1,4 @@
-"""Driving a run: chunks of steps, and between them the callback, the checkpoints, the limits and Ctrl-C.
+"""Driving a run: chunks of steps, and between them the callback, the checkpoints, the limits and signals.
 
 Python handles these; the compiled core takes the steps. It returns every 20 ms, or at once after Ctrl-C. Where it
 returns does not affect the numbers.
@@ -8,76 +8,103 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
+import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpdl import _core
+from dpdl import _validation as check
 from dpdl.files.atomic import FileLock
-from dpdl.learner import checkpoint, practice
-from dpdl.learner.interrupts import Interrupts, was_interrupted
-from dpdl.learner.options import Options
+from dpdl.learner import checkpoint
+from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.progress import Progress
 from dpdl.learner.run import Run
-from dpdl.learner.slater import can_be_checked, contradiction, quick_to_check
-from dpdl.models import highs
-from dpdl.result import FINISHED, Result, SparseTable, Status
+from dpdl.result import Result
+from dpdl.stopping import LimitKeywords, Limits, Status
 
 #: Longest time that the core runs before it returns to Python, in seconds.
 CHUNK_SECONDS = 0.02
-#: Time limit for finding out before the first step whether the constraints can be kept.
-FEASIBILITY_SECONDS = 30.0
-#: Time limits for comparing slater with the data after the last step: by default, and with check_slater=True.
-SLATER_SECONDS, ASKED_SLATER_SECONDS = 5.0, 60.0
 
+Callback = Callable[[Result], object]
 logger = logging.getLogger("dpdl")
 
 
-def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
-    """Take the remaining steps and return the result; no step if the plug-in model cannot keep the constraints.
+class OptionKeywords(LimitKeywords, total=False):
+    """Keywords of `Options`, for every function that drives a run."""
 
-    No other run can use the checkpoint meanwhile.
+    callback: Callback | None
+    callback_every: int | None
+    callback_seconds: float | None
+    progress: bool | None
+    checkpoint: str | os.PathLike[str] | None
+    every: float
+    chunk: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Limits):
+    """How a run is driven; `learn` documents the options. None of them affects the numbers.
+
+    `stop` is called between chunks; the run ends as after Ctrl-C if it returns True.
     """
-    deadline = time.monotonic() + options.time_limit
-    refused = refuse_infeasible(run, options, interrupts) if new and not options.even_if_infeasible else None
-    if refused is not None:
-        return refused
-    lock = FileLock()
+
+    callback: Callback | None = None
+    callback_every: int | None = None
+    callback_seconds: float | None = None
+    progress: bool | None = None
+    checkpoint: Path | None = None
+    every: float = 60.0
+    chunk: int | None = None
+    stop: Callable[[], bool] = bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback must be callable, got {type(self.callback).__name__}")
+        if self.callback_every is not None and self.callback_seconds is not None:
+            raise TypeError("give either callback_every or callback_seconds")
+        check.convert_field(self, "callback_every", check.whole, at_least=1)
+        check.convert_field(self, "callback_seconds", check.real, at_least=0)
+        check.convert_field(self, "progress", check.optional_flag)
+        check.convert_field(self, "checkpoint", _resolved)
+        check.convert_field(self, "every", check.real, required=True, at_least=0)
+        check.convert_field(self, "chunk", check.whole, at_least=1)
+
+
+def _resolved(name: str, value: Any) -> Path:
+    """A path without links, so that the target of a link is replaced and not the link."""
+    return Path(os.path.realpath(check.path(name, value)))
+
+
+def drive(run: Run, options: Options, interrupts: Interrupts, *, new: bool) -> Result:
+    """Take the remaining steps and return the result. No other run can use the checkpoint meanwhile."""
+    began, lock = time.monotonic(), FileLock()
     try:
-        return _drive(run, options, interrupts, _CheckpointWriter(run, options.checkpoint, lock, new=new), deadline)
+        return _drive(run, options, interrupts, _CheckpointWriter(run, options.checkpoint, lock, new=new), began)
     except BaseException:
         lock.release()
         raise
 
 
-def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _CheckpointWriter, deadline: float) -> Result:
+def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _CheckpointWriter, began: float) -> Result:
     """Release the writer's lock before the result is returned: Ctrl-C after the return would lose the result."""
-    planned = run.layout.settings.T
-    total = planned if options.step_limit is None else min(planned, options.step_limit)
-    status, code = Status.COMPLETED if max(total, run.n_steps) == planned else Status.STEP_LIMIT, 0
+    planned, code, status = run.layout.settings.T, 0, None
     try:
-        with Progress(total, options.progress, run.n_steps) as bar:
-            timer = _Timer(run, writer, options, deadline)
-            run.settle()
-            while run.n_steps < total and code == 0 and not run.has_converged:
-                if time.monotonic() >= deadline:
-                    status = Status.TIME_LIMIT
-                    break
-                size, seconds = timer.next_chunk(min(total - run.n_steps, run.left))
-                code = run.core.run(size, seconds)
-                if code == 0:
-                    run.settle()
-                    timer.run_due_actions()
-                bar.update(run.n_steps)
-                if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.n_steps)):
-                    raise KeyboardInterrupt
-        if run.has_converged:
-            status = Status.CONVERGED
+        with Progress(options.steps(planned), options.progress, run.n_steps) as bar:
+            timer = _Timer(run, writer, options, began)
+            while status is None and code == 0:
+                status = options.reached(run.n_steps, planned, time.monotonic() - began)
+                if status is None:
+                    code = run.core.run(*timer.next_chunk())
+                    if code == 0:
+                        timer.run_due_actions()
+                    bar.update(run.n_steps)
+                    if interrupts.came() or options.stop():
+                        raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except StopIteration:
@@ -92,98 +119,13 @@ def _drive(run: Run, options: Options, interrupts: Interrupts, writer: _Checkpoi
                 writer.lock.release()
                 return run.result(Status.NUMERICAL_ERROR, f"{_core.CODES[code]}; the result covers the steps taken")
             writer.update()
-            if status in FINISHED and not run.slater_checked:
-                run.slater_checked = True  # set before the check, so that an interrupted check is not repeated
-                _check_slater(run, options, interrupts, deadline)
-            result = run.result(status)
+            result = run.result(status or Status.INTERRUPTED)
             writer.lock.release()
             return result
         except KeyboardInterrupt:
             # The result is still returned. A second Ctrl-C skips the checkpoint.
             writer.skip = status is Status.INTERRUPTED
             status = Status.INTERRUPTED
-
-
-def refuse_infeasible(run: Run, options: Options, interrupts: Interrupts) -> Result | None:
-    """The result, without any step, of a problem whose constraints no policy keeps on the plug-in model, else None.
-
-    It has the most careful policy, if the model is not too large. If the check takes too long, the run's notes say that
-    it was not made.
-    """
-    layout, gamma = run.layout, run.layout.settings.gamma
-    seconds = min(FEASIBILITY_SECONDS, options.time_limit)
-    work = partial(practice.infeasible, layout.dataset, gamma, layout.inputs.initial)
-    found = _in_background(work, seconds, run, options, interrupts)
-    if not found:
-        note = f"it was not checked within {seconds:.3g} s whether the plug-in model can keep the constraints"
-        run.notes = (*run.notes, note)
-        return None
-    careful, pairs = found[0], layout.dataset.pairs
-    if careful is None:
-        return None
-    weight = layout.reference.at(pairs) * len(layout.dataset) / layout.dataset.pair_counts
-    result = run.result(
-        Status.INFEASIBLE,
-        "no step was taken: on the plug-in model of the log no policy keeps every constraint; the worst normalised "
-        f"utility of the most careful one is {careful.margin:.3g} (even_if_infeasible=True runs all the same)",
-    )
-    if careful.occupancy is None:
-        return result
-    return replace(result, x_table=SparseTable(pairs, weight * careful.occupancy.ravel()[pairs], 0.0))
-
-
-def _check_slater(run: Run, options: Options, interrupts: Interrupts, deadline: float) -> None:
-    """Check whether the data contradicts slater, if that is requested or quick; the run's notes get the outcome."""
-    dataset, settings, wanted = run.layout.dataset, run.layout.settings, options.check_slater
-    if wanted is False or (wanted is None and not quick_to_check(dataset)) or not can_be_checked(dataset):
-        return
-    seconds = min(SLATER_SECONDS if wanted is None else ASKED_SLATER_SECONDS, max(0.0, deadline - time.monotonic()))
-    work = partial(contradiction, dataset, settings, run.layout.reference, run.layout.inputs.initial)
-    unfinished = f"slater = {settings.slater:g} was not compared with the data: the check"
-    try:
-        found = _in_background(work, seconds, run, options, interrupts)
-    except KeyboardInterrupt:
-        run.notes = (*run.notes, f"{unfinished} was interrupted")
-        raise
-    if not found:
-        run.notes = (*run.notes, f"{unfinished} did not finish within {seconds:.3g} s")
-    elif found[0]:
-        run.notes, run.slater_refuted = (*run.notes, found[0]), True
-
-
-def _in_background(
-    work: Callable[[], Any], seconds: float, run: Run, options: Options, interrupts: Interrupts
-) -> tuple[()] | tuple[Any]:
-    """Return what a function that solves linear programs returns, or nothing if that takes longer.
-
-    It runs in a thread, because Python does not handle Ctrl-C while HiGHS is running. An abandoned thread ends when the
-    time limit of its linear programs expires.
-    """
-    found: list[Any] = []
-    failed: list[Exception] = []
-    finished = threading.Event()  # an interrupted Thread.join may take a running thread for a finished one
-
-    def target() -> None:
-        try:
-            with highs.time_limit(seconds):
-                found.append(work())
-        except TimeoutError:
-            pass
-        except Exception as error:
-            failed.append(error)
-        finally:
-            finished.set()
-
-    # Not a daemon: the interpreter aborts if it is finalised while such a thread is inside HiGHS.
-    worker = threading.Thread(target=target, name="dpdl-linear-program")
-    ends = time.monotonic() + seconds
-    worker.start()
-    while not finished.wait(CHUNK_SECONDS) and time.monotonic() < ends:
-        if was_interrupted(interrupts) or (options.stop is not None and options.stop(run.n_steps)):
-            raise KeyboardInterrupt
-    if failed:
-        raise failed[0]
-    return (found[0],) if found else ()
 
 
 class _CheckpointWriter:
@@ -233,15 +175,19 @@ class _CheckpointWriter:
 class _Timer:
     """When the callback, the next checkpoint and the end of the run are due."""
 
-    def __init__(self, run: Run, writer: _CheckpointWriter, options: Options, deadline: float) -> None:
-        self.run, self.writer, self.options, self.deadline = run, writer, options, deadline
+    def __init__(self, run: Run, writer: _CheckpointWriter, options: Options, began: float) -> None:
+        self.run, self.writer, self.options = run, writer, options
+        self.deadline = began + options.time_limit
+        self.last = options.steps(run.layout.settings.T)
         self.saved = self.called = time.monotonic()
         self.by_steps = options.callback is not None and options.callback_seconds is None
         self.every = options.callback_every or -(-run.layout.settings.T // 100)
 
-    def next_chunk(self, left: int) -> tuple[int, float]:
+    def next_chunk(self) -> tuple[int, float]:
         """Largest number of steps of the next chunk, and its time limit."""
-        size = left if self.options.chunk is None else min(left, self.options.chunk)
+        size = self.last - self.run.n_steps
+        if self.options.chunk is not None:
+            size = min(size, self.options.chunk)
         if self.by_steps:
             size = min(size, self.every - self.run.n_steps % self.every)
         wait = math.inf if self.options.chunk is not None else CHUNK_SECONDS

@@ -8,6 +8,7 @@ are never sampled.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -23,14 +24,16 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import INT32_MAX
 from dpdl.data.reference import Reference, estimate_reference
-from dpdl.learner import practice
+from dpdl.learner import defaults
 from dpdl.learner.bins import Bins
-from dpdl.mixing.estimate import estimate_mixing_time
+from dpdl.models.solution import Solution
 from dpdl.premises import Facts
 from dpdl.question import pose
 from dpdl.result import Point, SparseTable
-from dpdl.settings import ESTIMATE, Resolved, Settings
+from dpdl.settings import ESTIMATE, IN_ORDER, Resolved, Settings
 
+#: Names of starting points: that of Algorithm 1, and the plan of the plug-in model.
+PAPER, PLAN = "paper", "plan"
 #: What a caller may vouch for.
 KNOWABLE = ("psi", "slater", "mixing_time")
 #: A start may exceed a bound by this much, relatively.
@@ -48,8 +51,9 @@ class InputKeywords(TypedDict, total=False):
     initial_states: ArrayLike | None
     n_reference: int | None
     reference: Reference | None
-    start: Point | None
+    start: Point | str | None
     known: Collection[str]
+    strict: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,46 +63,55 @@ class Inputs:
     initial: Array  # distribution of the initial state
     n_reference: int | None = None  # this many transitions, the first of the log, are for mu_hat only
     reference: Reference | None = None  # mu_hat from other data
-    start: Point | None = None  # None: that of the profile
+    start: Point | str | None = None  # None: the paper's if psi, slater and T or eps are given, else the plan
     known: tuple[str, ...] = ()  # what the caller vouches for
+    strict: bool = False  # as Theorem 4.1 or 4.6 has it
     initial_estimated: bool = False  # whether `initial` is that of the first states of the log's episodes
 
     @classmethod
     def of(
         cls,
-        dataset: Dataset,
+        log: Dataset,
         *,
         rho0: ArrayLike | None = None,
         initial_states: ArrayLike | None = None,
         n_reference: int | None = None,
         reference: Reference | None = None,
-        start: Point | None = None,
+        start: Point | str | None = None,
         known: Collection[str] = (),
+        strict: bool = False,
         knowable: tuple[str, ...] = KNOWABLE,
     ) -> Inputs:
         """Check a caller's arguments; the parameters are those of `learn`."""
-        check.instance("dataset", dataset, Dataset)
+        check.instance("log", log, Dataset)
         known = check.choices("known", known, knowable)
-        initial = dataset.initial(rho0, initial_states)
+        initial = log.initial(rho0, initial_states)
+        if check.flag("strict", strict):
+            for name, value in (("n_reference", n_reference), ("reference", reference), ("start", start)):
+                if value is not None:
+                    raise TypeError(f"{name} cannot be given with strict=True, which follows the theorem in it")
         if reference is not None:
             if n_reference is not None:
                 raise TypeError("give either n_reference or reference")
             check.instance("reference", reference, Reference)
-            if (reference.n_states, reference.n_actions) != (dataset.n_states, dataset.n_actions):
+            if (reference.n_states, reference.n_actions) != (log.n_states, log.n_actions):
                 raise ValueError(
                     f"reference has {reference.n_states} states and {reference.n_actions} actions, "
-                    f"the data set {dataset.n_states} and {dataset.n_actions}"
+                    f"the log {log.n_states} and {log.n_actions}"
                 )
         if n_reference is not None:
-            n_reference = check.whole("n_reference", n_reference, at_least=1, at_most=len(dataset) - 1)
-        if start is not None:
-            start = _checked_point(start, dataset.n_states, dataset.n_actions, dataset.n_utilities)
+            n_reference = check.whole("n_reference", n_reference, at_least=1, at_most=len(log) - 1)
+        if isinstance(start, str):
+            check.choice("start", start, (PAPER, PLAN))
+        elif start is not None:
+            start = _checked_point(start, log.n_states, log.n_actions, log.n_utilities)
         return cls(
             initial=initial,
             n_reference=n_reference,
             reference=reference,
             start=start,
             known=known,
+            strict=strict,
             initial_estimated=rho0 is None and initial_states is None,
         )
 
@@ -256,66 +269,72 @@ class Constants:
 class Layout:
     """The deterministic part of a run: log, settings, mu_hat, coordinates, constants and start. Shared by threads."""
 
-    dataset: Dataset
+    log: Dataset
     descent: Dataset  # the part of the log that steps read
     settings: Resolved
     inputs: Inputs  # `reference` in it is None unless the caller gave one
-    mixing_time_estimated: bool  # whether settings.mixing_time was estimated from this log
     reference: Reference
     coordinates: Coordinates
     constants: Constants
-    default_start: bool  # whether the run begins at the paper's starting point
+    start_name: str  # "paper", "plan", or "given" with a digest
+    plan: Solution | None = None  # of the plug-in model, if the run starts there
 
     @classmethod
-    def of(cls, dataset: Dataset, settings: Settings, inputs: Inputs, like: Collection[Layout] = ()) -> Layout:
+    def of(cls, log: Dataset, settings: Settings, inputs: Inputs, like: Collection[Layout] = ()) -> Layout:
         """Build and check the layout of a run.
 
         What does not depend on the settings that differ is shared with those in `like`, of the same log and inputs.
         """
-        dataset = pose(dataset, *settings.asked)
-        estimated = settings.mixing_time == ESTIMATE
-        if estimated:
-            known = [one.settings.mixing_time for one in like if one.settings.delta == settings.delta]
-            bound = known[0] if known else estimated_mixing_time(dataset, settings.delta)
-            settings = replace(settings, mixing_time=bound)
-        resolved = settings.resolve(dataset.n_states, dataset.n_actions, dataset.n_utilities)
-        reference = inputs.reference
-        if reference is not None and not math.isclose(reference.floor, resolved.floor, rel_tol=1e-12):
-            raise ValueError(f"reference was made with floor {reference.floor!r}, settings have {resolved.floor!r}")
-        coordinates = None
-        shared = next((one for one in like if one.settings.floor == resolved.floor), None)
-        if shared is not None:
-            reference, coordinates = shared.reference, shared.coordinates
-        elif reference is None:
-            n = inputs.n_reference
-            reference = estimate_reference(dataset if n is None else dataset[:n], resolved.floor)
-        as_stated = inputs.start is None and resolved.profile == "theory"
-        layout = cls.assemble(dataset, resolved, inputs, estimated, reference, coordinates, as_stated)
+        log = pose(log, *settings.asked)
+        stated, start, plan = settings.stated, inputs.start, None
+        settings, name = stated, start if isinstance(start, str) else PAPER if start is None else _name(start)
+        if inputs.strict:
+            settings, inputs = _strict(log, settings, inputs)
+        elif start is None and not settings.is_complete:
+            name = PLAN
+        if name == PLAN:
+            plans = [one.plan for one in like if one.start_name == PLAN and one.settings.gamma == settings.gamma]
+            plan = plans[0] if plans else defaults.plan(log, settings.gamma, inputs.initial)
+            name = PLAN if plan is not None else PAPER
+        if not settings.is_complete or settings.mixing_time == ESTIMATE:
+            settings = defaults.completed(log, settings, inputs.initial, plan)
+        resolved = settings.resolve(log.n_states, log.n_actions, log.n_utilities, stated)
+        layout = cls.assemble(log, resolved, inputs, None, name, like, plan)
         layout.start()  # raises if it is not feasible
         return layout
 
     @classmethod
     def assemble(
         cls,
-        dataset: Dataset,
+        log: Dataset,
         settings: Resolved,
         inputs: Inputs,
-        mixing_time_estimated: bool,
-        reference: Reference,
-        coordinates: Coordinates | None,
-        default_start: bool,
+        reference: Reference | None,
+        start_name: str,
+        like: Collection[Layout] = (),
+        plan: Solution | None = None,
     ) -> Layout:
-        """Make a layout from checked parts."""
-        descent = dataset if inputs.n_reference is None else dataset[inputs.n_reference :]
+        """Make a layout from complete settings; the reference is computed unless it is known."""
+        descent = log if inputs.n_reference is None else log[inputs.n_reference :]
         if settings.order == "shuffle" and len(descent) > INT32_MAX:
             raise ValueError(f"order 'shuffle' is limited to {INT32_MAX} records, got {len(descent)}")
-        if settings.order == "trajectory" and descent.repeats is not None:
-            raise ValueError("order 'trajectory' needs the rows in order, and the data set is a log of counts")
+        if settings.order in IN_ORDER and descent.repeats is not None:
+            raise ValueError(f"order {settings.order!r} needs the rows in order, and the log is a log of counts")
+        if settings.order == "once" and len(descent) < settings.T:
+            raise ValueError(f"order 'once' reads a row for each step: T = {settings.T:,}, and {len(descent):,} rows")
+        given, coordinates = inputs.reference, None
+        if given is not None and not math.isclose(given.floor, settings.floor, rel_tol=1e-12):
+            raise ValueError(f"reference was made with floor {given.floor!r}, settings have {settings.floor!r}")
+        shared = next((one for one in like if one.settings.floor == settings.floor), None)
+        if shared is not None:
+            reference, coordinates = shared.reference, shared.coordinates
+        elif reference is None:
+            n = inputs.n_reference
+            reference = given or estimate_reference(log if n is None else log[:n], settings.floor)
         coordinates = coordinates or Coordinates.of(descent, reference)
-        constants = Constants.of(settings, dataset.n_states, dataset.n_actions, dataset.n_utilities)
+        constants = Constants.of(settings, log.n_states, log.n_actions, log.n_utilities)
         constants.check_range(settings, float(coordinates.c.max()))
-        estimated = mixing_time_estimated
-        return cls(dataset, descent, settings, inputs, estimated, reference, coordinates, constants, default_start)
+        return cls(log, descent, settings, inputs, reference, coordinates, constants, start_name, plan)
 
     @property
     def records(self) -> NDArray[np.uint8]:
@@ -336,23 +355,22 @@ class Layout:
     @property
     def facts(self) -> Facts:
         """Facts for the premises of the theorems."""
-        settings, data = self.settings, self.dataset
-        # One trajectory is fresh only in its own order; independent transitions also without replacement.
-        fresh_orders = ("shuffle", "trajectory") if data.kind == "independent" else ("trajectory",)
+        settings, log, inputs = self.settings, self.log, self.inputs
         radii = theory.radius_V(settings.gamma, settings.slater), theory.radius_lam(settings.slater)
         return Facts(
-            n_states=data.n_states,
-            n_actions=data.n_actions,
-            n_utilities=data.n_utilities,
+            n_states=log.n_states,
+            n_actions=log.n_actions,
+            n_utilities=log.n_utilities,
             n_reference=self.reference.n_samples,
-            kind=data.kind,
-            fresh=settings.order in fresh_orders and len(self.descent) >= settings.T,
-            disjoint=self.inputs.n_reference is not None,
-            as_stated=self.default_start
+            n_descent=len(self.descent),
+            kind=log.kind,
+            reference="own" if inputs.n_reference is not None else "shared" if inputs.reference is None else "given",
+            as_stated=self.start_name == PAPER
             and math.isclose(settings.radius_V, radii[0])
             and math.isclose(settings.radius_lam, radii[1]),
-            known=self.inputs.known,
-            mixing_time_estimated=self.mixing_time_estimated,
+            strict=inputs.strict,
+            known=inputs.known,
+            mixing_time_estimated=settings.stated.mixing_time == ESTIMATE,
         )
 
     def sampler(self, generator: np.random.Generator) -> _core.Sampler:
@@ -362,7 +380,7 @@ class Layout:
         return _core.Sampler(
             generator.bit_generator,
             len(self.descent),
-            self.settings.order,
+            "trajectory" if self.settings.order == "once" else self.settings.order,
             support.astype(np.int32),
             initial[support],
             self.descent.repeats,
@@ -370,37 +388,28 @@ class Layout:
 
     def start(self) -> tuple[Array, Array, Array]:
         """The starting point (log x by coordinates, V, log lam); raises if it is not feasible."""
-        S, A, I = self.dataset.n_states, self.dataset.n_actions, self.dataset.n_utilities
-        each, given = self.coordinates, self.inputs.start
-        if given is None and self._planned is not None:
-            log_x, V, log_lam = self._planned
-        elif given is None:
-            share = theory.sparsity(S, A, I) / (S * A) / (1 - self.settings.gamma)
-            log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
-            V, log_lam = np.zeros(S), np.full(I, -math.log(self.settings.slater * max(I, 1)))
-        else:
+        S, A, I = self.log.n_states, self.log.n_actions, self.log.n_utilities
+        each, given, k = self.coordinates, self.inputs.start, self.settings
+        if self.plan is not None:
+            x = defaults.mixed(self.plan_x(), each.mu_hat * each.multiplicity(), k.gamma)
+            lam = np.maximum(self.plan.lam, defaults.LEAST_LAM)
+            lam = lam * min(1.0, 0.5 * k.radius_lam / max(lam.sum(), 1e-300))
+            log_x, V, log_lam = self.moved_inside(x, self.plan.V, lam)
+        elif isinstance(given, Point):
             log_x, V, log_lam = each.gather_logs(given.log_x), given.V, given.log_lam
+        else:
+            share = theory.sparsity(S, A, I) / (S * A) / (1 - k.gamma)
+            log_x = math.log(share) - np.log(each.c) + np.log(each.multiplicity())
+            V, log_lam = np.zeros(S), np.full(I, -math.log(k.slater * max(I, 1)))
         self._check_start(log_x, V, log_lam)
         return log_x, V, log_lam
 
-    @cached_property
-    def _planned(self) -> tuple[Array, Array, Array] | None:
-        """The plan of the profile "practice" as a starting point; None in theory, or if there is no plan.
-
-        A little of mu_hat is mixed in, and everything is inside its bounds.
-        """
-        each, k = self.coordinates, self.settings
-        if k.profile != "practice":
-            return None
-        plan = practice.start(self.dataset, k.gamma, self.inputs.initial, k.psi, k.kappa)
-        if plan is None:
-            return None
-        q, V, lam = plan
-        x = np.zeros(len(each.c))
-        x[: len(each.pairs)] = q[each.pairs]
-        log_x = practice.log_mixture(x, each.mu_hat * each.multiplicity(), k.gamma)
-        lam = lam * min(1.0, 0.5 * k.radius_lam / max(lam.sum(), 1e-300)) if len(lam) else lam
-        return self.moved_inside(np.exp(log_x), V, lam)
+    def plan_x(self) -> Array:
+        """The occupancy of the plan by coordinates."""
+        assert self.plan is not None
+        x = np.zeros(len(self.coordinates.c))
+        x[: len(self.coordinates.pairs)] = self.plan.occupancy.ravel()[self.coordinates.pairs]
+        return x
 
     def moved_inside(self, x: Array, V: Array, lam: Array) -> tuple[Array, Array, Array]:
         """Return a point as a starting point (log x, V, log lam), moved into the feasible sets."""
@@ -414,7 +423,7 @@ class Layout:
         return log_x, np.clip(V, -k.radius_V, k.radius_V), np.log(lam)
 
     def _check_start(self, log_x: Array, V: Array, log_lam: Array) -> None:
-        each, constants, A = self.coordinates, self.constants, self.dataset.n_actions
+        each, constants, A = self.coordinates, self.constants, self.log.n_actions
         with np.errstate(over="ignore"):  # infinity exceeds every bound below
             x, lam = np.exp(log_x), np.exp(log_lam)
         log_cap = self.log_cap
@@ -431,19 +440,44 @@ class Layout:
             if not value <= bound * (1 + FEASIBLE):
                 default = f"the default start is infeasible because {setting}"
                 raise ValueError(
-                    f"{default if self.inputs.start is None else 'infeasible start'}: "
+                    f"{default if self.start_name in (PAPER, PLAN) else 'infeasible start'}: "
                     f"{name} = {value:.6g} exceeds its bound {bound:.6g}"
                 )
 
 
-def estimated_mixing_time(dataset: Dataset, delta: float) -> float:
-    """The upper confidence bound, at least one step; ValueError if the log is too short for one."""
-    if dataset.kind == "independent":
-        raise ValueError("mixing_time cannot be estimated: the data set holds independent transitions; see its starts")
-    found = estimate_mixing_time(dataset, delta=delta)
-    if not found.enough:
-        raise ValueError(f"mixing_time cannot be estimated: {found.message}; give a bound")
-    return max(1.0, found.upper)
+def _strict(log: Dataset, settings: Settings, inputs: Inputs) -> tuple[Settings, Inputs]:
+    """Settings and inputs as Theorem 4.1 (4.6) has them; a ValueError names what the log or the caller lacks."""
+    for name in ("psi", "slater", "eps"):
+        if getattr(settings, name) is None:
+            raise TypeError(f"strict=True needs {name}, on which the theorem depends")
+    for name in ("kappa", "floor", "eta", "alpha_V", "alpha_lam", "alpha_x", "radius_V", "radius_lam"):
+        if getattr(settings, name) is not None:
+            raise TypeError(f"{name} cannot be given with strict=True, which takes that of the theorem")
+    wanted = "independent" if settings.mixing_time is None else "trajectory"
+    if log.kind != wanted:
+        hint = "; one trajectory needs mixing_time" if log.kind == "trajectory" else ""
+        raise ValueError(f"strict=True needs a log of kind {wanted!r}, this one is {log.kind!r}{hint}")
+    if settings.mixing_time == ESTIMATE:
+        raise ValueError("strict=True needs a mixing_time that is known: an estimate is no premise of the theorem")
+    problem = settings.problem(log.n_states, log.n_actions, log.n_utilities)
+    assert settings.eps is not None
+    if settings.eps > theory.largest_eps(problem):
+        raise ValueError(f"strict=True needs eps <= {theory.largest_eps(problem):.6g}, got {settings.eps:g}")
+    n_reference = settings.required_reference(problem)
+    condition = theory.condition_steps(problem, settings.eps)
+    steps = max(settings.required_steps(problem), condition, settings.T or 1)
+    if n_reference + steps > len(log):
+        raise ValueError(
+            f"strict=True needs {n_reference + steps:.4g} rows, {n_reference:.4g} for mu_hat and {steps:.4g} for the "
+            f"descent, and the log has {len(log):,}"
+        )
+    return replace(settings, T=steps, order="once"), replace(inputs, n_reference=n_reference)
+
+
+def _name(start: Point) -> str:
+    """The name of a given start, by which a checkpoint recognises it."""
+    parts = b"".join(np.ascontiguousarray(part).tobytes() for part in start)
+    return f"given {hashlib.sha256(parts).hexdigest()[:16]}"
 
 
 def _checked_point(start: Any, n_states: int, n_actions: int, n_utilities: int) -> Point:

@@ -1,16 +1,18 @@
-"""`learn`: Algorithm 1 (DPDL) on a log."""
+"""`learn`: Algorithm 1 (DPDL) on a log; and `resume`, which continues it from its checkpoint."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.learner import checkpoint, checkpoint_file
+from dpdl.learner import checkpoint
 from dpdl.learner.arguments import RunKeywords, accepts, parse, refuse_unknown
-from dpdl.learner.drive import drive
+from dpdl.learner.drive import OptionKeywords, Options, drive
 from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.layout import Layout
 from dpdl.learner.run import Run
@@ -20,7 +22,7 @@ from dpdl.settings import Settings
 
 @accepts(RunKeywords)
 def learn(
-    dataset: Dataset,
+    log: Dataset,
     settings: Settings | None = None,
     *,
     rng: np.random.Generator | int | None = None,
@@ -28,21 +30,18 @@ def learn(
 ) -> Result:
     """Learn a policy with high reward that satisfies every constraint, from a fixed log (DPDL, Algorithm 1).
 
-    With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. If any of them is missing, or `tol` is given,
-    what is missing is found from the data, and so are a starting point, step sizes and a margin; steps are taken in
-    phases, and the best point that was judged is returned: `dpdl.learner.practice` says how, and what each way is good
-    for.
-    Either way the policy is judged on the plug-in model of the log, and the result says what was estimated.
+    With `psi`, `slater` and `T` or `eps` this is the paper's algorithm. What is missing is found from the plan of the
+    plug-in model, and the run then starts there: `dpdl.learner.defaults` says how. With `strict` it is the theorem: own
+    rows for mu_hat, every row read once, the theorem's steps, or an error that says what is missing.
+    In any case the policy is judged on the plug-in model of the log, and the result says what was estimated.
 
     Parameters
     ----------
-    dataset : Dataset
+    log : Dataset
         The log.
     settings : Settings, optional
         Parameters; or give them as keywords (gamma, psi, slater, T or eps, kappa, floor, order, ...), which also
-        override those of `settings`. As keywords, only gamma is needed. ``profile="theory"`` or ``"practice"`` says
-        which of the two ways is meant. In practice `tol` ends the run, with status CONVERGED, when the gap on the
-        plug-in model, relative to the reward, is at most that: before the first step, or after a phase.
+        override those of `settings`. Only gamma is needed.
     rho0 : array_like, shape (S,), optional
         Distribution of the initial state. This or `initial_states` is needed unless the log has episodes, whose first
         states are the default.
@@ -55,38 +54,35 @@ def learn(
         requires. By default the whole log is used for both.
     reference : Reference, optional
         mu_hat from other data (`estimate_reference`), instead of `n_reference`.
-    start : Point, optional
-        Starting point, for instance the `last` of another result; by default the paper's, or in practice a plan.
+    start : Point or {"paper", "plan"}, optional
+        Starting point, for instance the `last` of another result. Default: the paper's if psi, slater and T or eps are
+        given, otherwise the plan; a run from the plan returns the better of plan and average, as judged.
     known : collection of str, optional
         Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
         run can check them.
-    check_slater : bool, optional
-        After the last step, check whether the data contradicts `slater` (an upper confidence bound, by a linear
-        program) and report that in the result's `notes` and premises. Default: if that is quick, for up to 2,000 pairs
-        and 10^6 transitions. The check ends with `time_limit`, and after 5 seconds by default or a minute if True; if
-        it did not finish, the notes say so. Ctrl-C returns at once.
-    even_if_infeasible : bool, optional
-        Run although no policy keeps every constraint on the plug-in model. By default such a problem ends before the
-        first step, with status INFEASIBLE and, unless the model is large, with the most careful policy.
+    strict : bool, optional
+        Run as Theorem 4.1 has it (4.6 with `mixing_time`): eps, psi and slater must be given, mu_hat has the first N_e
+        rows for itself, and every step reads another of the rows after them. A ValueError says how many rows are
+        missing. Only such a result can have a guarantee.
     callback : callable, optional
-        Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run. In practice an
-        intermediate result is that of the best phase so far, or the start.
+        Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
     callback_every : int, optional
         Steps between two calls; by default a hundredth of T.
     callback_seconds : float, optional
         Seconds between two calls, instead of `callback_every`.
     progress : bool, optional
-        Show a progress bar after two seconds. Default: if standard error is a terminal; if it is not, progress goes to
-        the logger "dpdl" every ten seconds.
+        Show a progress bar (tqdm) after two seconds. Default: if standard error is a terminal. Without one, progress
+        goes to the logger "dpdl" every ten seconds.
     step_limit : int, optional
         Stop after this many of the T steps, with status STEP_LIMIT.
     time_limit : float, optional
         Stop after this many seconds, with status TIME_LIMIT.
     checkpoint : path, optional
-        File for checkpoints, from which `resume` continues bit for bit. It must not exist yet. It is written at once,
-        every `every` seconds, and at the end, also if the callback raises an exception. If a later write fails, the
-        previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run continues. Until the
-        run ends, a second one on the same file raises BlockingIOError, in any process; not on Windows.
+        File for checkpoints, from which `resume` continues bit for bit; `peek` shows it. It must not exist yet. It is
+        written at once, every `every` seconds, and at the end, also if the callback raises an exception. If a later
+        write fails, the previous checkpoint is kept, a RuntimeWarning and the result's notes say so, and the run
+        continues. Until the run ends, a second one on the same file raises BlockingIOError, in any process; not on
+        Windows.
     every : float, optional
         Seconds between two checkpoints.
     chunk : int, optional
@@ -95,10 +91,10 @@ def learn(
     Returns
     -------
     Result
-        Also after Ctrl-C, in any thread: then for the steps taken. A second Ctrl-C abandons the checkpoint that is
-        being written, and the notes say so. Ctrl-C before the first step raises KeyboardInterrupt. If SIGINT has a
-        handler other than Python's own, that handler decides. A process that was started with SIGINT ignored, such as
-        a background job of a shell script, keeps ignoring it;
+        Also after Ctrl-C, in any thread, and after SIGTERM, in the main thread: then for the steps taken. A second
+        Ctrl-C abandons the checkpoint that is being written, and the notes say so. Ctrl-C before the first step raises
+        KeyboardInterrupt. If SIGINT or SIGTERM has a handler of the caller's, that handler decides. A process that was
+        started with SIGINT ignored, such as a background job of a shell script, keeps ignoring it;
         ``signal.signal(signal.SIGINT, signal.default_int_handler)`` changes that.
 
     Examples
@@ -112,10 +108,54 @@ def learn(
     """
     refuse_unknown(learn, keywords)
     generator = check.generator(rng)
-    chosen, inputs, options = parse(dataset, settings, dict(keywords))
+    chosen, inputs, options = parse(log, settings, dict(keywords))
     with Interrupts() as interrupts:
-        run = Run.of(Layout.of(dataset, chosen, inputs), generator)
+        run = Run.new(Layout.of(log, chosen, inputs), generator)
         if options.checkpoint is not None:
-            checkpoint_file.refuse_existing(options.checkpoint)
+            checkpoint.refuse_existing(options.checkpoint)
             checkpoint.check_generator(generator)
         return drive(run, options, interrupts, new=True)
+
+
+@accepts(OptionKeywords, but=("checkpoint",))
+def resume(
+    path: str | os.PathLike[str],
+    log: Dataset,
+    settings: Settings | None = None,
+    **keywords: Unpack[OptionKeywords],
+) -> Result:
+    """Continue a run from its checkpoint: the result is bit for bit that of a run which was never interrupted.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint of `learn`; the run keeps writing it.
+    log : Dataset
+        The log of the run; any other raises ValueError.
+    settings : Settings, optional
+        The settings that the checkpoint must have; any other raise ValueError.
+    **keywords
+        callback, callback_every, callback_seconds, progress, step_limit, time_limit, every, chunk: as for `learn`.
+        `step_limit` counts from the beginning of the run, `time_limit` from this call.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
+    >>> options = {"gamma": 0.5, "psi": 2, "slater": 1, "T": 1000, "rho0": [1.0]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "run")
+    ...     half = learn(log, **options, rng=0, step_limit=500, checkpoint=path)
+    ...     whole = resume(path, log)
+    >>> half.status.name, whole.n_steps, bool((whole.x_mean == learn(log, **options, rng=0).x_mean).all())
+    ('STEP_LIMIT', 1000, True)
+    """
+    if "checkpoint" in keywords:
+        raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
+    refuse_unknown(resume, keywords)
+    where = Path(os.path.realpath(check.path("path", path)))
+    options = Options(**keywords, checkpoint=where)  # type: ignore[arg-type]
+    if where.is_dir():
+        raise IsADirectoryError(f"{where} is a folder: continue it by the call that made it, with resume=True")
+    with Interrupts() as interrupts:
+        return drive(checkpoint.load(where, log, settings), options, interrupts, new=False)

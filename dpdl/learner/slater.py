@@ -36,13 +36,11 @@ from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference
 from dpdl.models import linear_programs as programs
 from dpdl.models.answers import slater
 from dpdl.models.cmdp import CMDP
 from dpdl.models.plug_in import plug_in
 from dpdl.question import pose
-from dpdl.settings import Resolved
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class SlaterEstimate:
 
 
 def estimate_slater(
-    dataset: Dataset,
+    log: Dataset,
     *,
     gamma: float,
     limits: Mapping[str, float] | None = None,
@@ -88,7 +86,7 @@ def estimate_slater(
 
     Parameters
     ----------
-    dataset : Dataset
+    log : Dataset
         The log, at least two transitions. Its model is solved by linear programming: for up to some 10^4 pairs.
     gamma : float
         Discount.
@@ -115,17 +113,17 @@ def estimate_slater(
     >>> round(found.estimate, 3), 0.4 < found.lower < 0.5 < found.upper < 0.6
     (0.5, True)
     """
-    dataset = pose(dataset, gamma, limits, limit_on)
-    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, initial_states)
+    log = pose(log, gamma, limits, limit_on)
+    first, second, gamma, rho0 = _halves(log, gamma, rho0, initial_states)
     if psi is not None:
         psi = check.real("psi", psi, at_least=1)
     delta = check.real("delta", delta, above=0, below=1)
-    caps = np.ones(dataset.n_states * dataset.n_actions) if psi is None else psi * dataset.frequencies.ravel()
+    caps = np.ones(log.n_states * log.n_actions) if psi is None else psi * log.frequencies.ravel()
     model = plug_in(first, gamma, rho0)
     policy = _careful_policy(model, first, psi, delta)
-    whole = plug_in(dataset, gamma, rho0)
+    whole = plug_in(log, gamma, rho0)
     try:
-        estimate = slater(whole, psi, None if psi is None else dataset.frequencies)
+        estimate = slater(whole, psi, None if psi is None else log.frequencies)
     except RuntimeError:
         estimate = math.nan
     return SlaterEstimate(
@@ -134,50 +132,6 @@ def estimate_slater(
         upper=min(1.0, _upper(model, first, second, psi, caps, delta)),
         policy=policy,
         delta=delta,
-    )
-
-
-def slater_upper(
-    dataset: Dataset, *, gamma: float, rho0: ArrayLike, psi: float, caps: Array, delta: float = 0.05
-) -> float:
-    """Only the upper bound, for policies whose normalised occupancy is at most `caps`, one for each pair."""
-    first, second, gamma, rho0 = _halves(dataset, gamma, rho0, None)
-    caps = check.numbers_array("caps", caps, shape=(dataset.n_states * dataset.n_actions,), at_least=0)
-    return min(1.0, _upper(plug_in(first, gamma, rho0), first, second, psi, caps, delta))
-
-
-def can_be_checked(dataset: Dataset) -> bool:
-    """Whether the log is long enough and has utilities, so that `contradiction` can be called."""
-    return len(dataset) >= 2 and dataset.n_utilities > 0
-
-
-def quick_to_check(dataset: Dataset) -> bool:
-    """Whether `contradiction` usually takes about a second."""
-    return dataset.n_states * dataset.n_actions <= 2000 and len(dataset) <= 10**6
-
-
-def contradiction(dataset: Dataset, settings: Resolved, reference: Reference, initial: Array) -> str | None:
-    """Return a message if, with confidence 1 - delta, no policy within psi of the data distribution has this slater.
-
-    The data distribution mu is estimated by mu_hat, so half of delta is used for upper bounds of it: the frequency p of
-    a pair falls below mu - sqrt(2 mu l/n) with probability e^-l at most (Chernoff). A trajectory gives no such bound
-    without its mixing time; then the bound is over all policies.
-    """
-    n_pairs, psi, delta = reference.n_states * reference.n_actions, settings.psi, settings.delta
-    caps, where = np.ones(n_pairs), ""
-    if dataset.kind == "independent":
-        half = math.log(2 * n_pairs / delta) / (2 * reference.n_samples)
-        seen = np.zeros(n_pairs)
-        seen[reference.pairs] = reference.counts / reference.n_samples
-        caps, where = psi * (np.sqrt(seen + half) + math.sqrt(half)) ** 2, f" whose occupancy is within psi = {psi:g}"
-        where += " of the data distribution"
-    upper = slater_upper(dataset, gamma=settings.gamma, rho0=initial, psi=psi, caps=caps, delta=delta / 2)
-    if upper >= settings.slater:
-        return None
-    found = f"has more than {upper:.3g}" if upper >= 0 else "keeps every constraint"
-    return (
-        f"slater = {settings.slater:g} is contradicted by the data: with confidence {1 - delta:g}, "
-        f"no policy{where} {found}"
     )
 
 

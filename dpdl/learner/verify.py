@@ -62,7 +62,7 @@ class Verification:
 
 def verify(
     result: Result,
-    dataset: Dataset,
+    log: Dataset,
     *,
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
@@ -75,7 +75,7 @@ def verify(
     ----------
     result : Result
         What `learn` returned; its x_mean, mu_hat, gamma, kappa and slater are used.
-    dataset : Dataset
+    log : Dataset
         Transitions that the run has not seen, neither for mu_hat nor for its steps. One pass, memory bounded.
     rho0, initial_states : optional
         Distribution of the initial state, or a log of initial states; one of the two, as for `learn`.
@@ -96,14 +96,14 @@ def verify(
     (True, False, 1.0)
     """
     check.instance("result", result, Result)
-    check.instance("dataset", dataset, Dataset)
+    check.instance("log", log, Dataset)
+    if result.question is not None and log.question is None:
+        log = result.question.pose(log)
     settings, reference = result.settings, result.reference
-    if result.question is not None and dataset.question is None:
-        dataset = result.question.pose(dataset)
-    sizes = (dataset.n_states, dataset.n_actions, dataset.n_utilities)
+    sizes = (log.n_states, log.n_actions, log.n_utilities)
     if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):
         raise ValueError(
-            f"dataset has {sizes[0]} states, {sizes[1]} actions and {sizes[2]} utilities, the result "
+            f"log has {sizes[0]} states, {sizes[1]} actions and {sizes[2]} utilities, the result "
             f"{reference.n_states}, {reference.n_actions} and {len(result.lam_mean)}"
         )
     chosen = settings.eps if eps is None else eps
@@ -112,11 +112,11 @@ def verify(
     eps = check.real("eps", chosen, above=0)
     delta = check.real("delta", settings.delta if delta is None else delta, above=0, below=1)
     problem = settings.problem(*sizes)
-    rho0 = dataset.initial(rho0, initial_states)
+    rho0 = log.initial(rho0, initial_states)
 
-    weight = result.x_table.at(dataset.table) / reference.at(dataset.table)
-    reward, utilities, flow, ended = _means(dataset, weight, settings.gamma, Affine.native(sizes[2]))
-    mass = (1 - settings.gamma) * (dataset.table_counts @ weight / len(dataset)) + settings.gamma * ended
+    weight = result.x_table.at(log.table) / reference.at(log.table)
+    reward, utilities, flow, ended = _means(log, weight, settings.gamma, Affine.native(sizes[2]))
+    mass = (1 - settings.gamma) * (log.table_counts @ weight / len(log)) + settings.gamma * ended
     utilities = utilities - settings.kappa * mass
     residual = flow - rho0
     norm = float(abs(residual).sum())
@@ -130,8 +130,8 @@ def verify(
         flow_norm=norm,
         flow_margin=flow_margin,
         utility_margin=utility_margin,
-        n_samples=len(dataset),
-        enough=len(dataset) >= theory.verification_samples(problem, eps, delta),
+        n_samples=len(log),
+        enough=len(log) >= theory.verification_samples(problem, eps, delta),
     )
 
 

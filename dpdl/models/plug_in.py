@@ -15,7 +15,7 @@ from dpdl.question import pose
 
 
 def plug_in(
-    dataset: Dataset,
+    log: Dataset,
     gamma: float,
     rho0: ArrayLike | None = None,
     *,
@@ -30,7 +30,7 @@ def plug_in(
 
     Parameters
     ----------
-    dataset : Dataset
+    log : Dataset
     gamma : float
         Discount.
     limits, limit_on
@@ -46,12 +46,13 @@ def plug_in(
     >>> model.P.toarray().tolist(), model.r.tolist()
     ([[0.5, 0.5], [0.0, 1.0]], [[0.5], [-1.0]])
     """
-    dataset = pose(dataset, gamma, limits, limit_on)
+    dataset = pose(log, gamma, limits, limit_on)
     initial = dataset.initial(rho0, initial_states)
     key = (gamma, initial.tobytes())
-    if dataset not in _LAST or _LAST[dataset][0] != key:
-        _LAST[dataset] = (key, _plug_in(dataset, float(gamma), initial))
-    return _LAST[dataset][1]
+    known = _LAST.get(dataset)  # read once: another thread may replace it
+    if known is None or known[0] != key:
+        known = _LAST[dataset] = (key, _plug_in(dataset, float(gamma), initial))
+    return known[1]
 
 
 #: The last model of each log, for as long as the log lives: a result, its checks and its start all need the same one.

@@ -30,6 +30,7 @@ class AnswerStatus(enum.Enum):
     CERTIFIED = "certified"
     INFEASIBLE = "infeasible"
     NOT_ENOUGH_DATA = "not enough data"
+    MISFIT = "the log does not fit the model"
     STOPPED = "stopped before an answer"
 
 
@@ -92,7 +93,7 @@ class Answer:
         How much data would do; None unless that is the answer.
     notes : tuple of str
     settings : dict
-        What was asked for, gamma and delta, and how proposals were made: n_min, pessimism, rare.
+        What was asked for, gamma, delta and accept_misfit, and how proposals were made: n_min, pessimism, rare.
     """
 
     status: AnswerStatus
@@ -114,6 +115,8 @@ class Answer:
         """What the certificate's table is about."""
         if self.success:
             return "Certificate"
+        if self.status is AnswerStatus.MISFIT:
+            return "What the certificate would be if the log fitted the model; the policy must not be deployed"
         return "Evidence: what the log shows about the policy that came closest, which must not be deployed"
 
     def __repr__(self) -> str:

@@ -2,7 +2,8 @@
 
 All bounds of constraints hold together with probability 1 - delta: each is Gaffke's at level delta/I
 (`dpdl.safety.trial`). A policy that `safe_policy` proposes is tested on the half of the log that did not choose it. A
-policy from elsewhere (`certify`) is tested on the whole log, by leave-one-out residuals.
+policy from elsewhere (`certify`) is tested on the whole log, by leave-one-out residuals. All of it rests on the model,
+which the log may contradict (`dpdl.safety.fit`): then nothing is certified, unless the caller accepts the misfit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,13 @@ from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.question import pose
 from dpdl.safety.composites import Cells, Options
+from dpdl.safety.fit import ModelCheck, check_model
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task, make_task
 from dpdl.safety.trial import Trial
 
+#: The log's own discounted totals count as such if the steps that its episodes lack have at most this weight.
+MOST_MISSING = 0.01
 #: A bound keeps its limit if it is at most this part of the sizes of both above it: rounding of sums and plans.
 TOLERANCE = 1e-9
 
@@ -87,7 +92,8 @@ class Certificate:
     constraints : tuple of Bound
         All bounds of constraints hold together with probability 1 - delta; that of the reward by itself.
     behaviour : Bound
-        The reward of the policy that made the log.
+        The reward of the policy that made the log: the mean of its episodes, from the rows, or the model's estimate if
+        the log has no whole episodes.
     delta : float
         Failure probability.
     gamma : float
@@ -100,6 +106,10 @@ class Certificate:
         Whether halves of the log chose the policy and the other halves tested it.
     assumes : tuple of str
         What the bounds rest on.
+    fit : ModelCheck
+        Whether the log contradicts the model that the bounds rest on.
+    accept_misfit : bool
+        Whether the caller accepts a misfit.
     """
 
     reward: Bound
@@ -112,11 +122,23 @@ class Certificate:
     unseen: float
     chosen_here: bool
     assumes: tuple[str, ...]
+    fit: ModelCheck
+    accept_misfit: bool = False
 
     @property
     def holds(self) -> bool:
-        """Whether every constraint is shown to be kept."""
+        """Whether every constraint is shown to be kept, by a log that fits the model or whose misfit is accepted."""
+        return self.kept and not self.misfit
+
+    @property
+    def kept(self) -> bool:
+        """Whether every bound keeps its limit, if the model holds."""
         return all(bound.kept for bound in self.constraints)
+
+    @property
+    def misfit(self) -> bool:
+        """Whether the log contradicts the model and the caller does not accept that."""
+        return self.fit.rejected and not self.accept_misfit
 
     @property
     def failed(self) -> tuple[Bound, ...]:
@@ -141,8 +163,12 @@ class Certificate:
             if self.chosen_here
             else "not chosen here"
         )
+        tested = [self.fit.message, *(f"advice: {line}" for line in self.fit.advice)]
+        if self.fit.rejected and self.accept_misfit:
+            tested.insert(0, "accept_misfit=True: certified under the model, which the log contradicts")
         found = [
             *self.assumes,
+            *tested,
             f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; Gaffke's bounds",
             f"the policy was {how}; discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative "
             f"as {self.effective:,.0f} of this policy itself",
@@ -156,7 +182,10 @@ class Certificate:
 
     @property
     def _head(self) -> str:
-        return "every limit is shown to be kept" if self.holds else "NOT every limit is shown to be kept"
+        if self.misfit:
+            return "the log does not fit the model: these figures are what they would be if it did"
+        under = " UNDER THE MODEL, which the log contradicts (accept_misfit=True)" if self.fit.rejected else ""
+        return f"every limit is shown to be kept{under}" if self.holds else "NOT every limit is shown to be kept"
 
     def _repr_html_(self) -> str:
         return f"<p><b>{self._head}</b></p>{text.html_table(HEADER, self.rows)}" + "".join(
@@ -172,8 +201,9 @@ class Certificate:
         """Make a certificate of what `to_json` returned."""
         expect_names("certificate", content, set(cls.__dataclass_fields__))
         expect_names("reward", content["reward"], set(Bound.__dataclass_fields__))
-        more = {name: Bound(**content[name]) for name in ("reward", "behaviour")}
+        more: dict[str, Any] = {name: Bound(**content[name]) for name in ("reward", "behaviour")}
         constraints = tuple(Bound(**bound) for bound in content["constraints"])
+        more["fit"] = ModelCheck.from_json(content["fit"])
         return cls(**{**content, **more, "constraints": constraints, "assumes": tuple(content["assumes"])})
 
 
@@ -188,6 +218,7 @@ def certify(
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     cost_max: Any = None,
+    accept_misfit: bool = False,
 ) -> Certificate:
     """Bound reward and constraints of a policy that was not chosen on this log.
 
@@ -206,6 +237,8 @@ def certify(
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
     cost_max : mapping of str to float, or array_like, shape (I,), optional
         The most that a step may cost; by default no surprise is taken to be larger than the largest seen.
+    accept_misfit : bool, optional
+        Certify under the model even if the log contradicts it (`dpdl.check_model`); the certificate repeats that.
 
     Examples
     --------
@@ -216,7 +249,7 @@ def certify(
     >>> certify([[0.5, 0.5]], log, **question, rho0=[1.0]).constraints[0].row
     ('wear', '0.9987', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max)
+    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
     sample = Sample(task.cells, Options.build(task.cells, 1, composites=False), task.gamma)
     chosen = table.ravel()[task.cells.pairs]
@@ -226,7 +259,7 @@ def certify(
 def make_certificate(task: Task, trial: Trial, policy: Array, *, chosen_here: bool) -> Certificate:
     """Collect what a trial shows about a policy."""
     sample = trial.samples[0] if trial.whole is None else trial.whole
-    logged = Trial((sample,), (sample.options.as_logged,), task.cost_max)
+    fit = check_model(task.log, gamma=task.gamma, policy=policy)
     episode = per_episode(task.cells, policy)
     visits = np.mean([value.visits for value in trial.in_whole], axis=0)
     n = np.maximum(sample.n, 1)
@@ -235,7 +268,7 @@ def make_certificate(task: Task, trial: Trial, policy: Array, *, chosen_here: bo
     return Certificate(
         reward=_figure(task, trial, 0, "reward", episode),
         constraints=tuple(_figure(task, trial, 1 + i, name, episode) for i, name in enumerate(task.names)),
-        behaviour=_figure(task, logged, 0, "reward of the log", per_episode(task.cells, logged_policy(task.cells))),
+        behaviour=_logged(task, sample, fit),
         delta=task.delta,
         gamma=task.gamma,
         n_transitions=task.cells.n_rows,
@@ -243,7 +276,25 @@ def make_certificate(task: Task, trial: Trial, policy: Array, *, chosen_here: bo
         unseen=float(np.mean(lost)),
         chosen_here=chosen_here,
         assumes=_assumptions(task),
+        fit=fit,
+        accept_misfit=task.accept_misfit,
     )
+
+
+def _logged(task: Task, sample: Sample, fit: ModelCheck) -> Bound:
+    """The reward of the log's own policy: from the rows of its episodes if these are whole, or by the model."""
+    if fit.totals and fit.totals[0].missing <= MOST_MISSING:
+        own, z = fit.totals[0], NormalDist().inv_cdf(1 - task.delta)
+        return Bound(
+            name="reward of the log's own episodes",
+            estimate=own.discounted,
+            error=own.discounted_error,
+            bound=own.discounted - z * own.discounted_error,
+            per_episode=own.total,
+        )
+    logged = Trial((sample,), (sample.options.as_logged,), task.cost_max)
+    episode = per_episode(task.cells, logged_policy(task.cells))
+    return _figure(task, logged, 0, "reward of the log, by the model", episode)
 
 
 def keeps(task: Task, trial: Trial, i: int) -> bool:

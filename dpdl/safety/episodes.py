@@ -79,12 +79,15 @@ def why_no_episodes(log: Dataset) -> str | None:
 
 
 def steps(log: Dataset) -> Steps:
-    """Return the rows of a log of episodes; a ValueError says why there are none."""
+    """Return the rows of a log of episodes, with the costs of its question if it was posed under one.
+
+    A ValueError says why the log has no episodes.
+    """
     reason = why_no_episodes(log)
     if reason is not None:
         raise ValueError(reason)
-    raw = log.raw
-    names = tuple(f"utility {i}" for i in range(raw.n_utilities)) if raw.cost_names is None else raw.cost_names
+    raw, columns = log.raw, range(log.raw.n_utilities) if log.question is None else log.question.columns
+    names = tuple(f"utility {i}" if raw.cost_names is None else raw.cost_names[i] for i in columns)
     starts = log.starts
     assert starts is not None
     lengths = np.diff(np.append(starts, len(log)))
@@ -92,7 +95,7 @@ def steps(log: Dataset) -> Steps:
         pairs=log.pairs.astype(np.int64),
         pair=log.pair.astype(np.int64),
         next_state=log.s_next.astype(np.int64),
-        signals=np.vstack([raw.records["r"], raw.records["u"].T]),
+        signals=np.vstack([raw.records["r"], *(raw.records["u"][:, i] for i in columns)]),
         names=("reward", *names),
         episode=np.repeat(np.arange(len(starts)), lengths),
         time=np.arange(len(log)) - np.repeat(starts, lengths),
@@ -115,6 +118,8 @@ class OwnTotal:
         The same without discounting.
     episodes, truncated : int
         How many episodes there are, and how many of them did not end in the log: their totals lack what followed.
+    missing : float
+        Mean over the episodes of gamma^length, or 0 if they ended: the weight of the steps that the log does not show.
     """
 
     name: str
@@ -124,6 +129,7 @@ class OwnTotal:
     total_error: float
     episodes: int
     truncated: int
+    missing: float
 
     def __str__(self) -> str:
         cut = f", of which {self.truncated:,} were cut off" if self.truncated else ""
@@ -141,7 +147,7 @@ class OwnTotal:
     def from_json(cls, content: Any) -> OwnTotal:
         """Return the totals that `to_json` wrote."""
         expect_names("own total", content, set(cls.__dataclass_fields__))
-        numbers = ("discounted", "discounted_error", "total", "total_error")
+        numbers = ("discounted", "discounted_error", "total", "total_error", "missing")
         return cls(
             name=check.text("name", content["name"]),
             **{name: check.real(name, content[name]) for name in numbers},
@@ -162,9 +168,11 @@ def own_totals(log: Dataset | Steps, gamma: float) -> tuple[OwnTotal, ...]:
     """
     rows = log if isinstance(log, Steps) else steps(log)
     n, discount = rows.n_episodes, np.power(gamma, rows.time)
+    last = np.append(rows.starts[1:], len(rows.time)) - 1
+    missing = float(np.where(rows.ended[last], 0.0, gamma * discount[last]).mean())
     found = []
     for name, signal in zip(rows.names, rows.signals, strict=True):
         sums = (np.bincount(rows.episode, weight) for weight in (signal * discount, signal))
         figures = [(float(x.mean()), float(x.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0) for x in sums]
-        found.append(OwnTotal(name, *figures[0], *figures[1], n, rows.truncated))
+        found.append(OwnTotal(name, *figures[0], *figures[1], n, rows.truncated, missing))
     return tuple(found)

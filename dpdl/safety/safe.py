@@ -51,6 +51,7 @@ def safe_policy(
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     cost_max: Any = None,
+    accept_misfit: bool = False,
     progress: bool | None = None,
     time_limit: float | None = None,
 ) -> Answer:
@@ -70,6 +71,8 @@ def safe_policy(
     cost_max : mapping of str to float, or array_like, shape (I,), optional
         The most that a step may cost; by default no surprise is taken to be larger than the largest seen. Needed where
         a cost is zero in every row.
+    accept_misfit : bool, optional
+        Answer under the model even if the log contradicts it (`dpdl.check_model`); the answer repeats that.
     progress : bool, optional
         Whether to show a line with what is being tried; by default on a terminal.
     time_limit : float, optional
@@ -79,7 +82,8 @@ def safe_policy(
     -------
     Answer
         CERTIFIED with a policy; INFEASIBLE if even the most careful policy breaks a limit on both halves, beyond its
-        error; NOT_ENOUGH_DATA if no policy could be shown to keep the limits; STOPPED if the time limit or Ctrl-C came
+        error; NOT_ENOUGH_DATA if no policy could be shown to keep the limits; MISFIT if the log contradicts the model
+        that all of these rest on, whatever they would be; STOPPED if the time limit or Ctrl-C came
         before any of these. The log alone decides: the same log gives the same answer.
 
     Examples
@@ -93,7 +97,7 @@ def safe_policy(
     """
     deadline = time.monotonic() + check.seconds("time_limit", time_limit)
     shown = check.optional_flag("progress", progress)
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max)
+    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
     search = Search(task, deadline)
     with StatusLine(shown) as line:
         search.run(line)
@@ -340,6 +344,11 @@ class Search:
         policy: Policy | None = None,
         needed: Needed | None = None,
     ) -> Answer:
+        if certificate.misfit and status is not AnswerStatus.STOPPED:
+            message = f"{certificate.fit.message} If it did: {message}"
+            status, policy, needed = AnswerStatus.MISFIT, None, None
+        elif certificate.fit.rejected and status is AnswerStatus.CERTIFIED:
+            message = f"certified under the model, which the log contradicts (accept_misfit=True): {message}"
         candidates = (
             Candidate(part=part, reward=-float(trial.estimate[0]), certified=passed)
             for trial, part, passed in self.tested
@@ -354,7 +363,12 @@ class Search:
             candidates=tuple(candidates),
             needed=needed,
             notes=(*self.task.log.notes, *notes),
-            settings={"gamma": self.task.gamma, "delta": self.task.delta, **self.setting._asdict()},
+            settings={
+                "gamma": self.task.gamma,
+                "delta": self.task.delta,
+                "accept_misfit": self.task.accept_misfit,
+                **self.setting._asdict(),
+            },
         )
 
 

@@ -35,6 +35,8 @@ class Task:
     is_cost, is_average : bool
         Whether constraints are costs with upper limits, or utilities whose totals are to be at least zero; whether
         limits are told as averages a step.
+    accept_misfit : bool
+        Whether certificates are given even if the log contradicts the model (`dpdl.safety.fit`).
     """
 
     log: Dataset = field(repr=False)
@@ -46,6 +48,7 @@ class Task:
     cost_max: Array
     is_cost: bool
     is_average: bool
+    accept_misfit: bool = False
 
     @property
     def level(self) -> float:
@@ -72,6 +75,7 @@ def make_task(
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     cost_max: Any = None,
+    accept_misfit: bool = False,
 ) -> Task:
     """Check a caller's arguments, and collect the rows of the log, posed under the question or with utilities."""
     log = pose(log, gamma)
@@ -89,6 +93,7 @@ def make_task(
         cost_max=_cost_max(cost_max, question.names),
         is_cost=question.limits is not None,
         is_average=question.limit_on == AVERAGE,
+        accept_misfit=check.flag("accept_misfit", accept_misfit),
     )
 
 
