@@ -8,7 +8,7 @@ rewards and costs vary among them, so standard deviations can be given as well: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,9 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl.data import packing
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS
-
-if TYPE_CHECKING:
-    from dpdl.data.dataset import Dataset
 
 #: Counts are weights in double precision, so their sum must be exact there.
 MOST_TRANSITIONS = 2**53
@@ -73,7 +70,7 @@ def pack(
     return names, arrays
 
 
-def tabulate(log: Dataset) -> dict[str, Any]:
+def tabulate(log: Any) -> dict[str, Any]:
     """Count the transitions of a log by pair, next state and end; the columns are those of `pack`.
 
     Cells are merged chunk by chunk by their counts, means and deviations from the means, which loses no digits however

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +22,6 @@ from dpdl.data import counts, packing, storage
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Facts
-
-if TYPE_CHECKING:
-    from dpdl.question import Question
 
 
 #: What a posed log computes from its own records.
@@ -90,7 +87,7 @@ class Dataset:
     n_actions: int
     cost_names: tuple[str, ...] | None
     labels: Labels | None = None
-    question: Question | None = None
+    question: Any = None  # a `dpdl.question.Question`
     _raw: Dataset | None = None  # the log in the caller's units, of a posed log
     _notes: tuple[str, ...] = ()
     _is_part: bool = False
@@ -292,7 +289,7 @@ class Dataset:
         """The log in the caller's units, of a posed log; otherwise the log itself."""
         return self if self._raw is None else self._raw
 
-    def posed(self, question: Question) -> Dataset:
+    def posed(self, question: Any) -> Dataset:
         """Return this log in the paper's form under a question (`dpdl.question`).
 
         This is the one place where records are scaled. A log that has the form already shares its records.
