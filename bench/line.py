@@ -44,6 +44,7 @@ from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
 from dpdl.models import linear_programs as programs
 from dpdl.models import planner
+from kinds import lake, ring
 
 KINDS = ("fast", "ring", "lake", "skewed")
 SIZES = (300, 3_000, 30_000, 300_000)
@@ -72,9 +73,9 @@ def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
     """A log of about this many pairs, and its plug-in model."""
     rng = np.random.default_rng([seed, n_pairs, KINDS.index(kind)])
     if kind == "ring":
-        cmdp = instances.ring(n_pairs // 3, rng=rng)
+        cmdp = ring(n_pairs // 3, rng=rng)
     elif kind == "lake":
-        cmdp = instances.lake(round((n_pairs / 4) ** 0.5), rng=rng)
+        cmdp = lake(round((n_pairs / 4) ** 0.5), rng=rng)
     else:
         cmdp = instances.garnet(n_pairs // 10, 10, n_utilities=3, gamma=0.95, rng=rng)
     share = np.ones(cmdp.r.shape)
@@ -220,7 +221,7 @@ def draw_figure(found: dict[str, dict[str, dict[str, dict[str, Any]]]], path: st
             for (size, row), value in zip(rows, lost, strict=True):
                 face = colour if row["utility"] >= -0.002 else "none"
                 axis.scatter(row["seconds"], value, 10 * np.log10(size / 30), facecolors=face, edgecolors=colour)
-        axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5))
+        axis.set(title=name, xscale="log", yscale="log", ylim=(8e-6, 1.5), xlim=(0.01, 200))
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:

@@ -1,11 +1,11 @@
 """The same statuses on every processor: random problems under all kernels of OpenBLAS, and without NumPy's dispatch.
 
-    python bench/processors.py                      # 200 problems of every exact solver under each kernel
+    python bench/processors.py                      # 200 problems of every exact solver, and 200 logs
     python bench/processors.py --problems 20        # fewer
     python bench/processors.py -- python -m pytest  # run a command under each kernel instead, and tabulate how it ended
 
 Each kernel gets a process of its own, chosen by OPENBLAS_CORETYPE. Statuses must be identical, and values must agree to
-the tolerance that each solver promises; the exit code is 1 if not.
+the tolerance that each solver promises, bounds of certificates to 1e-6; the exit code is 1 if not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+import dpdl
 from dpdl import CMDP, exact, instances
+from kinds import lake, ring
 
 #: Environment variables of each row of the table.
 KERNELS: dict[str, dict[str, str]] = {
@@ -44,9 +46,9 @@ def problem(seed: int) -> tuple[CMDP, np.ndarray, float]:
     if kind == 0:
         model = instances.garnet(int(rng.integers(3, 40)), int(rng.integers(2, 5)), int(rng.integers(1, 4)), rng=rng)
     elif kind == 1:
-        model = instances.ring(int(rng.integers(6, 40)), rng=rng)
+        model = ring(int(rng.integers(6, 40)), rng=rng)
     elif kind == 2:
-        model = instances.lake(int(rng.integers(3, 6)), rng=rng)
+        model = lake(int(rng.integers(3, 6)), rng=rng)
     else:  # sparse and dense rows, ends of episodes, gamma near one, limits that often cannot be kept
         S, A, I = int(rng.integers(1, 12)), int(rng.integers(1, 4)), int(rng.integers(0, 3))
         P = rng.dirichlet(np.full(S, 0.3), size=(S, A))
@@ -86,6 +88,24 @@ def answers(seed: int) -> dict[str, tuple[str, float, float]]:
         value = unit * exact.saddle_value(model, mu, mu, psi, 0.0, 0.3)
         found["saddle value"] = ("", value, 2 * PROMISED["saddle"])
     return found
+
+
+def certificates(seed: int) -> dict[str, tuple[str, float, float]]:
+    """Statuses and bounds of answers about logs, thin and rich, with ties between actions; None without costs."""
+    rng = np.random.default_rng([24, seed])
+    S, A, n = int(rng.integers(2, 30)), int(rng.integers(2, 6)), int(rng.choice([200, 1000, 5000]))
+    P = rng.dirichlet(np.full(S, 0.3), size=S)
+    s, a = rng.integers(0, S, n), rng.integers(0, A, n)
+    follows = (P.cumsum(axis=1)[s] < rng.random((n, 1))).sum(axis=1)  # whatever the action: all are alike
+    cost = (rng.random(n) < 0.3 * rng.random(S)[s]).astype(float)
+    log = dpdl.Dataset(s, a, follows, a / A, costs={"cost": cost}, n_states=S, n_actions=A)
+    question = {"gamma": 0.9, "limits": {"cost": float(rng.choice([0.12, 0.16, 0.25]))}, "limit_on": "average"}
+    rho0 = np.full(S, 1 / S)
+    answer = dpdl.safe_policy(log, **question, rho0=rho0, progress=False)
+    certificate = dpdl.certify(np.full((S, A), 1 / A), log, **question, rho0=rho0)
+    found = {"safe_policy": answer.certificate.constraints[0], "certify": certificate.constraints[0]}
+    statuses = {"safe_policy": answer.status.name, "certify": str(certificate.holds)}
+    return {name: (statuses[name], bound.bound, 1e-6 * abs(bound.bound)) for name, bound in found.items()}
 
 
 def compare(runs: dict[str, list[dict[str, tuple[str, float, float]]]]) -> int:
@@ -138,7 +158,7 @@ def main() -> int:
     if options.command:
         return run_command(options.command)
     if options.print:
-        json.dump([answers(seed) for seed in range(options.problems)], sys.stdout)
+        json.dump([answers(seed) | certificates(seed) for seed in range(options.problems)], sys.stdout)
         return 0
     runs, itself = {}, [sys.executable, __file__, "--print", "--problems", str(options.problems)]
     print(f"{'kernel':12} {'seconds':>8}  statuses", flush=True)

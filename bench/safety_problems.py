@@ -10,7 +10,8 @@ import numpy as np
 
 import safety_fresh as fresh
 import safety_further as further
-from dpdl import CMDP, instances
+from dpdl import CMDP
+from kinds import lake, ring
 from safety_model import Problem, mixed, occupancy, random_transitions, with_limits
 
 
@@ -135,12 +136,12 @@ def _of_instance(cmdp: CMDP, **options: Any) -> Problem:
 
 def _ring(rng: np.random.Generator) -> Problem:
     """A ring of 40 states that mixes slowly, gamma = 0.95; starts anywhere."""
-    return _of_instance(instances.ring(40, gamma=0.95, rng=rng))
+    return _of_instance(ring(40, gamma=0.95, rng=rng))
 
 
 def _lake(rng: np.random.Generator) -> Problem:
     """A slippery lake of 5 x 5 cells, gamma = 0.97, one start, in episodes of 100 steps that do not end."""
-    return _of_instance(instances.lake(5, gamma=0.97, rng=rng), length=100, behaviour=np.full((25, 4), 0.25))
+    return _of_instance(lake(5, gamma=0.97, rng=rng), length=100, behaviour=np.full((25, 4), 0.25))
 
 
 def _ending(rng: np.random.Generator) -> Problem:

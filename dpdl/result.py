@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -292,8 +293,12 @@ class Result:
         return saddle.saddle_value(cmdp, mu, self.reference.mu_hat, k.psi, k.kappa, k.slater)
 
     def approximation_error(self, cmdp: CMDP, mu: ArrayLike) -> float:
-        """Return eps_approx(psi) of Remark 4.2: what the best safe policy earns more than the best one in Pi(psi)."""
-        return cmdp.solve().reward - cmdp.solve(psi=self.settings.psi, mu=mu).reward
+        """Return eps_approx(psi) of Remark 4.2: what the best safe policy earns more than the best one in Pi(psi).
+
+        Infinite if Pi(psi) has no safe policy.
+        """
+        inside = cmdp.solve(psi=self.settings.psi, mu=mu)
+        return math.inf if inside.status == "infeasible" else cmdp.solve().reward - inside.reward
 
     @property
     def last(self) -> Point:

@@ -2,8 +2,13 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
+
+# Problems and experiments that benchmarks and tests share.
+sys.path.append(str(Path(__file__).parent.parent / "bench"))
 
 # Two tests run at a time: threads of BLAS would only wait for one another. It reads this when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -503,7 +503,7 @@ def test_a_trajectory_claims_nothing_and_an_estimated_mixing_time_is_not_vouched
     asked = []
     monkeypatch.setattr(adaptive, "mixing_time_bound", lambda *given: asked.append(given) or 7.0)
     result = adaptive_claim(faked, log=walk, mixing_time="estimate", order="once", known=["slater", "mixing_time"])
-    assert asked == [(walk, 0.05)]
+    assert [delta for _, delta in asked] == [0.05]
     assert [level.result.settings.mixing_time for level in result.history] == [7.0, 7.0]
     assert not holding(result)["mixing time"]
     detail = next(premise.detail for premise in result.premises if premise.name == "mixing time")

@@ -7,7 +7,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from dpdl.learner.options import OptionKeywords
 
 from dpdl import (
     Dataset,
@@ -24,6 +23,7 @@ from dpdl import (
     verify,
 )
 from dpdl import _validation as check
+from dpdl.learner.drive import OptionKeywords
 from dpdl.settings import SettingKeywords
 from logs import make_log
 
@@ -36,7 +36,8 @@ SETTINGS = NUMBERS | {
     "delta": 0.05,
     "kappa": 0.0,
     "floor": 0.1,
-    "order": "shuffle",
+    "order": "trajectory",
+    "short_steps": False,
     "eta": 0.1,
     "alpha_V": 1.0,
     "alpha_lam": 1.0,
@@ -74,12 +75,21 @@ CALLS = {
     "learn": (lambda **given: learn(LOG, rho0=RHO0, **given), SETTINGS | DRIVEN_BY | {"rng": 0, "n_reference": 5}),
     "learn_adaptive": (
         lambda **given: learn_adaptive(LOG, rho0=RHO0, eps=0.1, reuse=True, **given),
-        {"gamma": 0.5, "slater": 0.5, "T": 20, "mixing_time": 2.0, "time_limit": 1.0, "max_levels": 1, "growth": 2.0},
+        {
+            "gamma": 0.5,
+            "slater": 0.5,
+            "T": 20,
+            "order": "once",
+            "mixing_time": 2.0,
+            "time_limit": 1.0,
+            "max_levels": 1,
+            "growth": 2.0,
+        },
     ),
     "replicate": (lambda **given: replicate(LOG, rho0=RHO0, **given), NUMBERS | DRIVEN_BY | {"n": 1, "resume": False}),
     "sweep": (
         lambda **given: sweep(LOG, over={"kappa": [0.0]}, rho0=RHO0, **given),
-        NUMBERS | DRIVEN_BY | {"mixing_time": 2.0},
+        NUMBERS | DRIVEN_BY | {"mixing_time": 2.0, "order": "trajectory"},
     ),
     "resume": (lambda **given: resume("missing", LOG, **given), DRIVEN_BY),
     "estimate_slater": (lambda **given: estimate_slater(LOG, rho0=RHO0, **given), {"gamma": 0.5, "delta": 0.1}),
@@ -162,7 +172,7 @@ def test_a_misspelt_keyword_gets_the_right_one(wrong, right, functions):
     for function in functions:
         message = f"{function.__name__}() got an unexpected keyword argument '{wrong}'; did you mean {right}?"
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-            function(dataset=LOG, **more.get(function, {}), **{wrong: 1})
+            function(log=LOG, **more.get(function, {}), **{wrong: 1})
 
 
 def test_a_misspelt_setting_gets_the_right_one():
@@ -190,16 +200,16 @@ def test_signatures_show_all_keywords():
         }
         defaults = {name: one.default for name, one in parameters.items()}
         assert (defaults["delta"], defaults["every"]) == (0.05, 60.0)
-        assert {defaults[name] for name in ("psi", "slater", "order", "profile")} == {None}  # found from the data
+        assert {defaults[name] for name in ("psi", "slater", "T")} == {None}  # found from the data
         assert (defaults["T"], defaults["rng"], defaults["callback"]) == (None, None, None)
         assert defaults["gamma"] is inspect.Parameter.empty
     shown = inspect.signature(resume).parameters
-    assert shown.keys() == {"path", "dataset", "settings", *OptionKeywords.__annotations__} - {"checkpoint"}
+    assert shown.keys() == {"path", "log", "settings", *OptionKeywords.__annotations__} - {"checkpoint"}
 
 
 def test_none_is_what_is_found_from_the_data():
     log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
     common = {"gamma": 0.5, "rho0": [1.0], "T": 1000, "rng": 0}
-    one, other = learn(log, **common), learn(log, **common, psi=None, slater=None, order=None, profile=None)
+    one, other = learn(log, **common), learn(log, **common, psi=None, slater=None)
     assert one.settings == other.settings
     np.testing.assert_array_equal(one.x_mean, other.x_mean)

@@ -249,11 +249,6 @@ def test_a_run_stops_goes_on_and_is_the_run_that_never_stopped(run):
     assert run(*options, "--start", "0", "--seed", "0")[0] == 0
 
 
-def test_infeasible_for_learn_too(run):
-    code, out, _ = run("learn", "clinic.csv", *TABLE, "--cost", "icu days=0.01", "--limits", "total", "--json")
-    assert (code, json.loads(out)["status"]) == (2, "INFEASIBLE")
-
-
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT")
 def test_ctrl_c_writes_what_was_done_and_ends_with_130(run, tmp_path):
     logs.from_table(

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from dpdl import instances
-from dpdl.instances import lake, ring
+from kinds import lake, ring
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import pytest
 
 import logs
 from dpdl import CMDP, Dataset, exact
-from dpdl.instances import ring
 from dpdl.models import judgement, solving
 from dpdl.models.judgement import Dual, Judge, judge
+from kinds import ring
 from test_ends import GAMMA, ending_model
 
 UNIFORM = np.full((6, 3), 1 / 3)
@@ -41,7 +41,7 @@ def test_systems_of_many_states_are_solved_as_those_of_few(make, limits, monkeyp
     monkeypatch.setattr(solving, "MOST_FACTORS", limits[1])
     model = make()
     policy = np.random.default_rng(1).dirichlet(np.ones(3), 300)
-    chain, exactly = judgement.Chain(model, policy, model.gamma), model.evaluate(policy)
+    chain, exactly = judgement.Chain(model, policy), model.evaluate(policy)
     np.testing.assert_allclose(chain.occupancy().reshape(300, 3), exactly.occupancy, rtol=1e-7, atol=1e-12)
     V = chain.values(np.concatenate([model.r[None], model.u]).reshape(3, -1))
     np.testing.assert_allclose(V @ model.rho0, [exactly.reward, *exactly.utilities], rtol=1e-8)
@@ -68,11 +68,9 @@ def test_counts_give_the_same_judgement():
     counted = Dataset.from_counts(**log.counts(), initial=log.initial_counts, n_states=6, n_actions=3)
     one, other = (judge(UNIFORM, each, gamma=GAMMA) for each in (log, counted))
     np.testing.assert_allclose(estimates(one), estimates(other), rtol=1e-9)
-    assert one.reward.per_episode == pytest.approx(other.reward.per_episode, rel=1e-9)
-    assert one.reward.per_episode_error == pytest.approx(other.reward.per_episode_error, rel=1e-6)
 
 
-def test_figures_per_episode_are_those_of_the_episodes():
+def test_figures_of_the_behaviour_are_those_of_the_episodes():
     """The behaviour policy itself: its figures are close to the means over the logged episodes."""
     model = ending_model(2, share=0.8)
     log = model.rollout(60_000, UNIFORM, rng=0)
@@ -84,25 +82,9 @@ def test_figures_per_episode_are_those_of_the_episodes():
     episode = np.repeat(np.arange(len(log.starts)), np.diff(np.append(log.starts, len(log))))
     step = np.arange(len(log)) - log.starts[episode]
     for figure, column in ((found.reward, 7 * log.r), (found.constraints[0], costs[:, 0])):
-        total = np.bincount(episode, weights=column)
         discounted = np.bincount(episode, weights=GAMMA**step * column)
-        assert figure.per_episode == pytest.approx(total.mean(), abs=4 * total.std() / np.sqrt(len(total)))
-        assert figure.value == pytest.approx(discounted.mean(), abs=4 * discounted.std() / np.sqrt(len(total)))
-        assert figure.error <= 1.2 * discounted.std() / np.sqrt(len(total))
-        assert 0.3 < figure.per_episode_error / (total.std() / np.sqrt(len(total))) < 1.2
-
-
-def test_episodes_that_may_never_end_have_no_figures_per_episode():
-    model = ending_model()
-    ends = np.zeros((2, 1))
-    stuck = CMDP([[[0.5, 0.5]], [[0.0, 1.0]]], np.zeros((2, 1)), np.zeros((1, 2, 1)), 0.9, [1, 0], ends=ends)
-    assert stuck.ends is None
-    P = [[[0.0, 0.5]], [[0.0, 1.0]]]
-    half = CMDP(P, np.zeros((2, 1)), np.zeros((1, 2, 1)), 0.9, [1, 0], ends=[[0.5], [0.0]])
-    log = half.sample(1000, [[0.5], [0.5]], rng=0)
-    assert judge([[1.0], [1.0]], log, gamma=0.9, rho0=[1, 0]).reward.per_episode is None
-    whole = model.rollout(1000, UNIFORM, rng=0)
-    assert judge(UNIFORM, whole, gamma=0.9).reward.per_episode is not None
+        assert figure.value == pytest.approx(discounted.mean(), abs=4 * discounted.std() / np.sqrt(len(log.starts)))
+        assert figure.error <= 1.2 * discounted.std() / np.sqrt(len(log.starts))
 
 
 def test_pairs_that_the_log_does_not_show_are_worst_case_and_told():
@@ -239,7 +221,7 @@ def test_rounding_is_not_shown_and_small_units_are():
         log = logs.from_costs(*columns, **rule, terminated=ended, truncated=[0] * 399 + [1])
         safe, other = (judge([[1 - p, p]], log, gamma=0.9) for p in (0.0, 0.5))
         one = safe.constraints[0]
-        assert (one.value, one.error, one.per_episode, one.per_episode_error) == (0, 0, 0, 0)
+        assert (one.value, one.error) == (0, 0)
         one = other.constraints[0]
         assert 1 < one.value / unit < 3
         assert 0.01 < one.error / unit < 1
@@ -249,7 +231,7 @@ def test_rounding_is_not_shown_and_small_units_are():
 def test_figures_are_plain_numbers():
     found = judge(UNIFORM, ending_model().rollout(500, UNIFORM, rng=0), gamma=GAMMA)
     for one in (found.reward, *found.constraints):
-        assert {type(one.value), type(one.error), type(one.per_episode), type(one.per_episode_error)} == {float}
+        assert {type(one.value), type(one.error)} == {float}
 
 
 @pytest.mark.parametrize("psi", [3.0, 50.0])
@@ -265,7 +247,7 @@ def test_the_bound_holds_for_any_duals_where_the_log_shows_few_pairs(psi):
         best = model.solve(psi=psi, mu=log.frequencies)
         policy = rng.dirichlet(np.ones(model.n_actions), model.n_states)
         V, lam = rng.normal(size=model.n_states) * 10, rng.exponential(size=model.n_utilities)
-        found = Judge(log, model, False).standing(policy, Dual(V, lam, psi, np.zeros(0)))
+        found = Judge(log, model, False).of(policy, Dual(V, lam, psi, np.zeros(len(log.pairs))))
         if best.status == "optimal":
             n_bounded += 1
             assert found.bound >= best.reward - 1e-8

@@ -192,7 +192,7 @@ def test_learn_is_algorithm_1(ends):
         T=500,
         rho0=m.rho0,
         rng=0,
-        order="trajectory",
+        order="once",
     )
     p = paper.Setup(5, 3, 2, m.gamma, 2.0, 0.3, 0.4, 0.05)
     k = paper.constants(p, 500)
@@ -213,8 +213,10 @@ def test_learn_is_algorithm_1(ends):
     assert_close(found.flow_residual, expected.residual)
     assert found.verdict == expected.passed
 
-    value = exact.gap(as_cmdp(m), result.x_mean, m.mu, mu_hat, psi=2, kappa=k.kappa, slater=0.3)
-    assert value == pytest.approx(paper.gap(m, theirs.x, mu_hat, p, k), rel=1e-6)
+    assert result.gap(as_cmdp(m), m.mu) == pytest.approx(paper.gap(m, theirs.x, mu_hat, p, k), rel=1e-6)
+    assert result.saddle_value(as_cmdp(m), m.mu) == pytest.approx(paper.saddle_value(m, mu_hat, p, k), rel=1e-6)
+    lost = result.approximation_error(as_cmdp(m), m.mu)
+    assert lost == pytest.approx(paper.approximation_error(m, 2.0), rel=1e-6)
 
 
 # ---- Algorithms 3 and 2 ----

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dpdl.instances import garnet, lake, ring
+from dpdl.instances import garnet
 from dpdl.models.cmdp import CMDP
+from kinds import lake, ring
 from test_planner import dual_excess, largest
 
 KINDS = {

@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpdl.instances import garnet, lake, ring
+from dpdl.instances import garnet
 from dpdl.models import answers, certified, status_line
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from dpdl.models.planner import plan, slater_bounds
+from kinds import lake, ring
 from problems import random_problem
 
 TIGHT = 1e-9

@@ -5,8 +5,9 @@ import pytest
 import scipy.sparse as sp
 
 from dpdl import _planning
-from dpdl.instances import garnet, ring
+from dpdl.instances import garnet
 from dpdl.models.pricing import Pricing, Rows
+from kinds import ring
 from problems import random_problem
 
 

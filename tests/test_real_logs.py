@@ -43,11 +43,9 @@ def real(name, table, n=5000, seed=1):
     return [(one.mean(), one.std() / np.sqrt(n)) for one in returns(rows, GAMMA)]
 
 
-def assert_agree(found, seen, per_episode=True):
+def assert_agree(found, seen):
     """Estimates and real rollouts are within three joint standard errors of each other."""
     figures = [(one.value, one.error) for one in (found.reward, found.constraints[0])]
-    if per_episode:
-        figures += [(one.per_episode, one.per_episode_error) for one in (found.reward, found.constraints[0])]
     for k, ((estimate, error), (mean, spread)) in enumerate(zip(figures, seen, strict=False)):
         # Of an accident that happens once in 10^4 episodes, 5,000 may show none: their spread is that of the estimate.
         spread = max(spread, np.sqrt(abs(estimate) / 5000)) if k % 2 else spread
@@ -101,7 +99,7 @@ def test_estimates_of_any_policy_agree_with_reality(name, log):
         found = judge(probabilities, log, gamma=GAMMA)
         # Pairs that the log does not show are worst-case, so that a policy which reaches them has no honest estimate.
         assert found.unseen < 1e-4
-        assert_agree(found, real(name, in_world(name, log, probabilities)), found.reward.per_episode is not None)
+        assert_agree(found, real(name, in_world(name, log, probabilities)))
         verdicts.append(found.kept)
     assert verdicts == [False, True, False]
 

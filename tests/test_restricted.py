@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from dpdl import CMDP
-from dpdl.instances import garnet, lake, ring
+from dpdl.instances import garnet
 from dpdl.models import certified
 from dpdl.models import linear_programs as programs
+from kinds import lake, ring
 from problems import random_problem
 
 

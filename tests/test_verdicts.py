@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import logs
-from dpdl import CMDP, Dataset, Status, exact, learn, learn_adaptive, replicate, resume, sweep
+from dpdl import CMDP, Dataset, exact, learn, replicate, sweep
 from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
 
@@ -58,14 +58,13 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
         results = [
             learn(log, **common, rng=0, T=3000),
             learn(log, **common, rng=0, T=300, psi=3, slater=0.3),
-            learn_adaptive(log, **common, rng=0, T=2000),
             *replicate(log, n=2, **common, rng=0, T=2000).results,
             replicate(log, n=2, **common, rng=0, T=2000).result,
             *sweep(log, over={"psi": [5.0, 50.0]}, **common, rng=0, T=2000).results,
         ]
         for result in results:
-            assert (result.status is Status.INFEASIBLE) == impossible
-            assert result.status is not Status.INFEASIBLE or result.n_steps == 0
+            assert result.n_steps > 0  # the gate of the plug-in model is not in the paper: a run is a run
+            assert not (impossible and result.success)
             utilities = (1 - model.gamma) * plug_in.evaluate(result.policy).utilities
             kept = bool((utilities >= -TOLERANCE - 1e-9).all())
             assert not result.success or kept
@@ -88,14 +87,14 @@ def test_gaps_are_never_smaller_than_the_exact_ones(n):
         model, mu, rng = problem(1000 + seed)
         log = with_limits(model, mu, rng, "generous")
         psi, T = float(rng.choice([1.2, 2.0, 5.0, 100.0])), int(rng.choice([1, 300, 5000]))
-        profile = str(rng.choice(["theory", "practice"]))
-        run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "profile": profile}
+        start = str(rng.choice(["paper", "plan"]))
+        run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "start": start}
         result = (
             learn(log, **run, rng=0)
             if seed % 10 > 1
             else replicate(log, n=2, **run, rng=0).result
             if seed % 10
-            else learn_adaptive(log, gamma=model.gamma, rho0=model.rho0, psi=psi, T=T, rng=0)
+            else learn(log, gamma=model.gamma, rho0=model.rho0, psi=psi, T=T, rng=0)
         )
         plug_in = exact.plug_in(log, model.gamma, model.rho0)
         best = plug_in.solve(psi=result.settings.psi, mu=log.frequencies)
@@ -121,14 +120,6 @@ def test_a_pickled_result_has_the_policy_that_was_judged():
     assert repr(again) == repr(result)
 
 
-def test_levels_that_are_resumed_have_the_same_standard_errors(tmp_path):
-    log = Dataset([0, 1] * 20, [0, 1, 1, 0] * 10, [1, 0] * 20, [0.0, 1.0] * 20, [[0.5], [-0.2]] * 20, n_states=2,
-                  n_actions=2, terminated=[0, 1, 1, 1] * 10, truncated=[0] * 40)  # fmt: skip
-    options = {"gamma": 0.9, "psi": 1, "T": 1000, "rng": 0}  # the second level begins after the interruption
-    learn_adaptive(log, **options, checkpoint=tmp_path / "levels", step_limit=500)
-    assert repr(resume(tmp_path / "levels", log)) == repr(learn_adaptive(log, **options))
-
-
 def small_log(costs, limit, normalised=False, seed=0):
     rng = np.random.default_rng(seed)
     s, a, after = (rng.integers(0, bound, 3000) for bound in (3, 2, 3))
@@ -152,15 +143,3 @@ def test_averages_are_called_averages():
     assert result.success
     assert "<= 0.3 a step" in repr(result)
     assert 0.25 < result.evaluation.constraints[0].value <= 0.3
-
-
-def test_what_an_infeasible_problem_shows_means_something():
-    """No dual was learned: advantages are those of the reward, and no premise is counted."""
-    log = small_log(lambda a: 1.0 + a, 5.0)
-    result = learn(log, gamma=0.9, rho0=[1, 0, 0], rng=0)
-    assert (result.status, result.n_steps) == (Status.INFEASIBLE, 0)
-    assert result.policy[:, 0].tolist() == [1, 1, 1]  # the most careful
-    np.testing.assert_allclose(result.policy.explain(0).advantages, [0, 0.5], atol=1e-12)
-    assert "premises" not in repr(result)
-    shown = str(replicate(log, n=1, gamma=0.9, rho0=[1, 0, 0], rng=0))
-    assert shown.startswith("1 replica, 0 steps in all, INFEASIBLE\nestimate")

@@ -386,7 +386,7 @@ class _Schedule:
     def _as_stated(self, levels: list[Level]) -> bool:
         """Whether all constants are the paper's; psi <= 4 C* requires a first psi of at most 2 C*, and C* is >= 1."""
         constants = (self.growth, self.eps_divisor, self.exit_margin)
-        if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or self.base.psi > 2:
+        if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or (self.base.psi or 1) > 2:
             return False
         levels_stated = ((level.result.settings, self.stated(k)) for k, level in enumerate(levels, 1))
         names = ("gamma", "slater", "psi", "eps", "delta")

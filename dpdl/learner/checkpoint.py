@@ -281,7 +281,7 @@ def write(
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     trouble = naming_the_target(path, "the checkpoint could not be written")
     with trouble, _locked_temporary(path, held) as (temporary, file):
-        np.savez(file, **{_HEADER: text}, **arrays)
+        np.savez(file, **{_HEADER: text, **arrays})  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
         if sys.platform == "win32":

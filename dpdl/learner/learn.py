@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -154,7 +154,8 @@ def resume(
         raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
     refuse_unknown(resume, keywords)
     where = Path(os.path.realpath(check.path("path", path)))
-    options = Options(**keywords, checkpoint=where)  # type: ignore[arg-type]
+    given: dict[str, Any] = dict(keywords)
+    options = Options(**given, checkpoint=where)
     if where.is_dir():
         raise IsADirectoryError(f"{where} is a folder: continue it by the call that made it, with resume=True")
     with Interrupts() as interrupts:

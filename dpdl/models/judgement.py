@@ -9,15 +9,13 @@ with N(s,a) visits, the occupancy nu and the value function V of the policy on t
 states. With few visits the variance of a row is uncertain itself; a pair that was seen once counts with the largest
 variance that numbers between the least and the largest of the log can have, and so does a single first state. Pairs
 that the log does not show are worst-case (`dpdl.models.plug_in`), in the estimate and not in its standard error.
-
-Where episodes end, the same is done with gamma = 1: figures per episode, if every episode ends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -40,7 +38,7 @@ from dpdl.question import AVERAGE, Question, pose
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
-#: See `tolerances`.
+#: See `_tolerances`.
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 #: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
 SWEEPS, SWEEPS_AT_ONCE = 500, 25
@@ -66,8 +64,6 @@ class Figure:
         Whether value, error and limit are averages per step instead of totals.
     kept : bool or None
         Whether the estimate keeps the limit; None for the reward.
-    per_episode, per_episode_error : float or None
-        The same without discounting, for a whole episode; None unless episodes end.
     """
 
     name: str
@@ -76,15 +72,7 @@ class Figure:
     limit: float | None = None
     is_cost: bool = False
     kept: bool | None = None
-    per_episode: float | None = None
-    per_episode_error: float | None = None
     is_average: bool = False
-
-    def with_episode(self, figures: tuple[Array, Array] | None, k: int) -> Figure:
-        """The same with the k-th of (totals, errors) per episode, if there are any."""
-        if figures is None:
-            return self
-        return replace(self, per_episode=float(figures[0][k]), per_episode_error=float(figures[1][k]))
 
     def shortfall(self) -> str:
         """By how much a broken limit is exceeded, in words."""
@@ -112,26 +100,6 @@ class Dual(NamedTuple):
     lam: Array
     psi: float
     mass: Array
-
-
-class Standing(NamedTuple):
-    """A policy on the plug-in model, in the model's units: the quick part of a judgement, without standard errors.
-
-    Attributes
-    ----------
-    totals : array, shape (1 + I,)
-        J and J^u.
-    values : array, shape (1 + I, S)
-        The value functions.
-    occupancy : array, shape (S A,)
-    bound : float or None
-        As in `Judgement`, in the model's units; None without the duals of a run.
-    """
-
-    totals: Array
-    values: Array
-    occupancy: Array
-    bound: float | None
 
 
 @dataclass(frozen=True)
@@ -180,20 +148,19 @@ class Judgement:
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
-        """The table that a person reads: name, estimate, standard error, limit, verdict, per episode."""
+        """The table that a person reads: name, estimate, standard error, limit, verdict."""
         found: list[tuple[str, ...]] = []
         for one in (self.reward, *self.constraints):
             limit = "" if one.limit is None else f"{'<=' if one.is_cost else '>='} {one.limit:.4g}"
             limit += " a step" if one.is_average else ""
             verdict = "" if one.kept is None else "kept" if one.kept else "BROKEN"
-            episode = " +- ".join(filter(None, (text.tidy(one.per_episode), text.tidy(one.per_episode_error, 2))))
-            found.append((one.name, text.tidy(one.value), text.tidy(one.error, 2), limit, verdict, episode))
+            found.append((one.name, text.tidy(one.value), text.tidy(one.error, 2), limit, verdict))
         return found
 
     @property
     def header(self) -> tuple[str, ...]:
         """Titles of the columns of `rows`."""
-        return ("estimate from the log", "discounted", "std. error", "limit", "", "per episode")
+        return ("estimate from the log", "discounted", "std. error", "limit", "")
 
     def lines(self) -> list[str]:
         """The judgement in lines of text."""
@@ -221,7 +188,7 @@ def _rounded(value: float, size: float) -> float:
 
 def judge(
     policy: ArrayLike,
-    dataset: Dataset,
+    log: Dataset,
     *,
     gamma: float,
     limits: Mapping[str, float] | None = None,
@@ -235,8 +202,7 @@ def judge(
     ----------
     policy : array_like, shape (S, A)
         Action probabilities in each state, from anywhere.
-    dataset : Dataset
-        The log.
+    log : Dataset
     gamma : float
         Discount.
     limits, limit_on
@@ -259,7 +225,7 @@ def judge(
     reward                          1           0
     wear                       0.9987      0.0092  <= 1.2 a step  kept
     """
-    dataset = pose(dataset, gamma, limits, limit_on)
+    dataset = pose(log, gamma, limits, limit_on)
     model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
     given = rho0 is not None or initial_states is not None
     return Judge(dataset, model, not given).of(check.policy_array("policy", policy, *model.r.shape))
@@ -297,25 +263,18 @@ class Judge:
         found[self.dataset.pairs] = self.dataset.pair_counts
         return found
 
-    def standing(self, policy: Array, dual: Dual | None = None) -> Standing:
-        """Evaluate a policy, and with the duals of a run bound how much more another could earn."""
-        model = self.model
-        chain = Chain(model, policy, model.gamma)
-        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
-        occupancy, values = chain.occupancy(), chain.values(gains)
-        return Standing(gains @ occupancy, values, occupancy, None if dual is None else self._bound(dual, values))
-
     def of(self, policy: Array, dual: Dual | None = None) -> Judgement:
         """Estimate reward and constraints of a policy, and with the duals of a run how good it is."""
         model, question = self.model, self.question
-        values, V, occupancy, bound = self.standing(policy, dual)
-        errors = self._errors(occupancy, V, model.gamma)
-        episodes = self.per_episode(policy)
+        chain = Chain(model, policy)
+        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
+        occupancy, V = chain.occupancy(), chain.values(gains)
+        values, errors = gains @ occupancy, self._errors(occupancy, V)
         value, error = (
             _rounded(question.reward(one), question.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
         )
-        reward = Figure("reward", value, error).with_episode(episodes, 0)
-        normaliser, tolerance = 1 - model.gamma, tolerances(self.dataset, model)
+        reward = Figure("reward", value, error)
+        normaliser, tolerance = 1 - model.gamma, _tolerances(self.dataset, model)
         found = []
         for i, name in enumerate(question.names):
             scale = question.scales[i]
@@ -326,8 +285,9 @@ class Judge:
                 limit = question.limits[i]
                 value = limit - value
             value, error = (_rounded(one, shrink / normaliser) for one in (value, error))
-            figure = Figure(name, value, error, limit, question.limits is not None, kept)
-            found.append(replace(figure, is_average=question.limit_on == AVERAGE).with_episode(episodes, 1 + i))
+            found.append(
+                Figure(name, value, error, limit, question.limits is not None, kept, question.limit_on == AVERAGE)
+            )
         return Judgement(
             reward=reward,
             constraints=tuple(found),
@@ -335,7 +295,7 @@ class Judge:
             gamma=model.gamma,
             n_transitions=len(self.dataset),
             flow_residual=None if dual is None else self._flow_residual(dual.mass),
-            bound=None if bound is None else question.reward(bound),
+            bound=None if dual is None else question.reward(self._bound(dual, V)),
             occupancy=occupancy.reshape(policy.shape),
         )
 
@@ -381,29 +341,12 @@ class Judge:
                 break
         return least + 1e-12 * (1 + abs(least))  # the sums are rounded
 
-    def per_episode(self, policy: Array) -> tuple[Array, Array] | None:
-        """Expected totals of an episode and their standard errors, in the caller's units; None if some never end."""
-        model, question = self.model, self.question
-        if model.ends is None:
-            return None
-        chain = Chain(model, policy, 1.0)
-        if not chain.always_ends:
-            return None
-        scale = np.append(question.reward_scale, question.scales)[:, None]
-        gains = scale * np.concatenate([model.r[None], model.u]).reshape(len(scale), -1)
-        if question.limits is not None:  # utilities back to costs; an end carries the limit of what would have followed
-            share = model.ends.ravel()
-            slack = np.outer(question.rate, 1 - share) + np.outer(question.total, share)
-            gains[1:] = np.where(abs(slack - gains[1:]) > ROUNDING * abs(slack), slack - gains[1:], 0.0)
-        occupancy = chain.occupancy()
-        return gains @ occupancy, self._errors(occupancy, chain.values(gains), 1.0, in_units=True)
-
-    def _errors(self, occupancy: Array, values: Array, gamma: float, in_units: bool = False) -> Array:
+    def _errors(self, occupancy: Array, values: Array) -> Array:
         """Standard errors of gains @ occupancy; `values` are the value functions, one a row."""
         data, size = self.dataset, len(self.dataset.table)
         n = data.table_counts.astype(np.float64)
         weight = np.divide(occupancy[data.table] ** 2, n, where=n > 0, out=np.zeros(size))
-        found, question = np.zeros(len(values)), self.question
+        found = np.zeros(len(values))
         for k, V in enumerate(values):
             after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
             total, square, first = np.zeros(size), np.zeros(size), 0
@@ -414,12 +357,7 @@ class Judge:
                 if data.spreads is not None:
                     rows = data.spreads[first : first + len(part)]
                     spread = (rows["r"] if k == 0 else rows["u"][:, k - 1]) ** 2
-                if in_units:
-                    factor = question.reward_scale if k == 0 else question.scales[k - 1]
-                    y, spread = factor * y, factor**2 * spread
-                    if question.limits is not None and k > 0:
-                        y = np.where(part["s_next"] < 0, question.total[k - 1], question.rate[k - 1]) - y
-                y = y + gamma * (after[part["s_next"]] - centre)
+                y = y + self.model.gamma * (after[part["s_next"]] - centre)
                 origin = float(y[0]) if first == 0 else origin
                 y = y - origin  # for the sake of the variance: a limit may be far larger than the costs
                 total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
@@ -440,7 +378,7 @@ class Judge:
         return np.sqrt(found)
 
 
-def tolerances(dataset: Dataset, model: CMDP) -> Array:
+def _tolerances(dataset: Dataset, model: CMDP) -> Array:
     """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
 
     A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
@@ -456,27 +394,18 @@ def tolerances(dataset: Dataset, model: CMDP) -> Array:
 
 
 class Chain:
-    """The states of a model under a policy, discounted by `gamma`, which may be one where every episode ends.
+    """The states of a model under a policy.
 
     Only states that are reached from the initial ones take part; the values of others are zero.
     """
 
-    def __init__(self, model: CMDP, policy: Array, gamma: float) -> None:
-        self.model, self.gamma = model, gamma
+    def __init__(self, model: CMDP, policy: Array) -> None:
+        self.model = model
         self.choose = policies.choice_matrix(policy)
         kernel = sp.csr_array(self.choose @ model.P)
         kernel.eliminate_zeros()
         self.reached = _reachable(kernel, np.flatnonzero(model.rho0))
-        self.kernel = kernel[self.reached][:, self.reached]
-        self._solve = Kernel(self.kernel, gamma).solve
-
-    @property
-    def always_ends(self) -> bool:
-        """Whether an end can be reached from every state that is reached, so that each episode ends."""
-        if self.model.ends is None:
-            return False
-        ends = np.flatnonzero((self.choose @ self.model.ends.ravel())[self.reached])
-        return len(_reachable(sp.csr_array(self.kernel.T), ends)) == len(self.reached)
+        self._solve = Kernel(kernel[self.reached][:, self.reached], model.gamma).solve
 
     def occupancy(self) -> Array:
         """Expected discounted visits of the pairs, (S A,)."""

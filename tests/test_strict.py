@@ -1,0 +1,133 @@
+"""The theorem in one call, and a call with gamma alone: what `strict` asks for, and what is found from the plan."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dpdl import Dataset, exact, instances, learn, theory
+from dpdl.learner import run as runs
+from dpdl.settings import Settings
+
+#: One state, one action and a large eps: budgets of thousands of rows.
+TINY = Dataset([0] * 10, [0] * 10, [0] * 10, [0.5] * 10, [[0.5]] * 10, n_states=1, n_actions=1)
+STRICT = {"gamma": 0.1, "psi": 1, "slater": 1, "eps": 0.1, "rho0": [1.0], "rng": 0, "strict": True}
+
+
+def rows(n, **options):
+    return Dataset([0] * n, [0] * n, [0] * n, [0.5] * n, [[0.5]] * n, n_states=1, n_actions=1, **options)
+
+
+def test_strict_says_how_many_rows_are_missing():
+    problem = theory.Problem(1, 1, 1, 0.1, 1, 1)
+    n_reference, steps = theory.reference_samples(problem, 0.1, 0.05), theory.condition_steps(problem, 0.1)
+    message = f"rows, {n_reference:.4g} for mu_hat and {steps:.4g} for the descent, and the log has 10"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        learn(TINY, **STRICT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"eps": None}, TypeError, "strict=True needs eps"),
+        ({"psi": None}, TypeError, "strict=True needs psi"),
+        ({"eta": 0.1}, TypeError, "eta cannot be given with strict=True"),
+        ({"n_reference": 3}, TypeError, "n_reference cannot be given with strict=True"),
+        ({"start": "plan"}, TypeError, "start cannot be given with strict=True"),
+        ({"eps": 0.2}, ValueError, "strict=True needs eps <= 0.111111, got 0.2"),
+        ({"mixing_time": 2, "order": "once"}, ValueError, "strict=True needs a log of kind 'trajectory', this one is"),
+    ],
+)
+def test_strict_leaves_nothing_to_choose(changes, error, message):
+    with pytest.raises(error, match=message):
+        learn(TINY, **{**STRICT, **changes})
+
+
+def test_a_strict_run_has_its_guarantee_and_no_other(monkeypatch):
+    """Budgets of some 10^10 rows cannot be had, so the constants of the proofs are made smaller for once."""
+    monkeypatch.setattr(theory, "REFERENCE_DIVISOR", 0.1)
+    log = rows(110_000)
+    common = {**STRICT, "known": ["psi", "slater"]}
+    result = learn(log, **common)
+    n = result.reference.n_samples
+    assert result.settings.order == "once"
+    assert result.n_steps == result.settings.T <= len(log) - n
+    assert all(premise.holds for premise in result.premises)
+    assert result.guarantee.startswith("Theorem 4.1 with c_o = 1")
+    assert learn(log, **{**common, "known": ["psi"]}).guarantee is None
+    plain = {**common, "strict": False, "T": result.settings.T, "order": "once", "n_reference": n}
+    again = learn(log, **plain)
+    assert all(premise.holds for premise in again.premises)
+    assert again.guarantee is None  # strict is the only way
+    np.testing.assert_array_equal(again.x_mean, result.x_mean)
+
+
+def test_once_reads_every_row_once_and_needs_as_many_as_steps():
+    log = instances.garnet(4, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=0).sample(
+        500, np.full((4, 2), 1 / 8), rng=1
+    )
+    common = {"gamma": 0.5, "psi": 3, "slater": 0.3, "rho0": [0.25] * 4, "rng": 0}
+    one = learn(log, **common, T=500, order="once")
+    other = learn(log, **common, T=500, order="trajectory")
+    np.testing.assert_array_equal(one.x_mean, other.x_mean)
+    assert next(premise for premise in one.premises if premise.name == "fresh samples").holds
+    with pytest.raises(ValueError, match="order 'once' reads a row for each step: T = 501, and 500 rows"):
+        learn(log, **common, T=501, order="once")
+
+
+def premise(result, name):
+    return next(one.detail for one in result.premises if one.name == name)
+
+
+def test_premises_say_nothing_false():
+    log = rows(5000)
+    common = {"gamma": 0.5, "psi": 2, "slater": 0.5, "T": 10_000, "rho0": [1.0], "rng": 0}
+    reference = learn(rows(70), **common).reference
+    assert "whether it shares transitions with the descent is not known" in premise(
+        learn(log, **common, reference=reference), "independent mu_hat"
+    )
+    early = learn(log, **common, order="trajectory", step_limit=100)
+    assert premise(early, "fresh samples") == "each step used another transition"
+    late = learn(log, **common, order="trajectory")
+    assert premise(late, "fresh samples") == "10,000 steps used 5,000 transitions, some of them more than once"
+
+
+def test_a_run_takes_its_steps_where_the_plug_in_model_looks_infeasible():
+    """The logs of Theorem 5.2 are feasible by a hair, and look infeasible as often as not."""
+    log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [-0.01]], n_states=1, n_actions=2)
+    result = learn(log, gamma=0.5, psi=2, slater=0.5, T=1000, rho0=[1.0], rng=0)
+    assert (result.status.name, result.n_steps) == ("COMPLETED", 1000)
+    assert not result.success
+    assert "utility 0 is estimated at" in result.message
+    found = learn(log, gamma=0.5, rho0=[1.0], rng=0)  # psi, slater and T have to come from somewhere
+    assert found.n_steps == found.settings.T == 100_000
+
+
+MODEL = instances.garnet(6, 3, 2, branching=3, gamma=0.8, slater=0.2, rng=2)
+LOG = MODEL.sample(3000, np.full((6, 3), 1 / 18), rng=0)
+
+
+def test_gamma_alone_returns_the_better_of_plan_and_average():
+    result = learn(LOG, gamma=0.8, rho0=MODEL.rho0, rng=0)
+    assert result.success
+    best = exact.plug_in(LOG, 0.8, MODEL.rho0).solve()
+    assert result.evaluation.reward.value >= 0.998 * best.reward
+    assert (runs.PLAN_IS_BETTER in result.notes) != (runs.AVERAGE_IS_BETTER in result.notes)
+    settings = result.settings
+    assert settings.stated == Settings(gamma=0.8)
+    assert 4 <= settings.psi <= 300
+    assert settings.T == 100_000
+    given = learn(LOG, gamma=0.8, psi=settings.psi, slater=settings.slater, T=settings.T, rho0=MODEL.rho0, rng=0)
+    assert not given.notes  # the paper's start and the paper's average
+    planned = learn(LOG, settings.changed(psi=settings.psi), rho0=MODEL.rho0, rng=0, start="plan")
+    np.testing.assert_array_equal(planned.x_mean, result.x_mean)
+
+
+def test_settings_of_a_result_are_derived_again():
+    first = learn(LOG, gamma=0.8, psi=4, slater=0.2, T=500, rho0=MODEL.rho0, rng=0)
+    for changes in ({"psi": 50}, {"slater": 0.1}, {"T": 2000}):
+        again = learn(LOG, first.settings, **changes, rho0=MODEL.rho0, rng=0).settings
+        assert again == Settings(**({"gamma": 0.8, "psi": 4, "slater": 0.2, "T": 500} | changes)).resolve(6, 3, 2)
+    theirs = Settings.from_theory(6, 3, 2, gamma=0.8, slater=0.4, psi=2, eps=0.1)
+    found = learn(LOG, theirs, slater=0.1, T=10, rho0=MODEL.rho0, rng=0).settings
+    assert (found.radius_lam, found.kappa) == (80, 5 * 0.1 * 0.1)
