@@ -18,7 +18,6 @@ from dpdl import theory
 from dpdl.files.headers import json_object
 from dpdl.question import check_limits
 
-
 ORDERS = ("replacement", "shuffle", "trajectory", "once")
 #: Orders in which one trajectory is read as it happened.
 IN_ORDER = ("trajectory", "once")

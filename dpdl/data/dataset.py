@@ -23,7 +23,6 @@ from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Facts
 
-
 #: What a posed log computes from its own records.
 _OF_RAW = ("ranges", "notes", "fingerprint", "_last_posed")
 
