@@ -22,15 +22,16 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-OK, ERROR, INFEASIBLE, NOT_ENOUGH_DATA, DOES_NOT_FIT, STOPPED, INTERRUPTED = 0, 1, 3, 4, 5, 6, 130
+OK, ERROR, INFEASIBLE, NOT_ENOUGH_DATA, MISFIT, STOPPED, INTERRUPTED = 0, 1, 3, 4, 5, 6, 130
 CODES = {
     "CERTIFIED": OK,
     "INFEASIBLE": INFEASIBLE,
     "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA,
-    "DOES_NOT_FIT": DOES_NOT_FIT,
+    "MISFIT": MISFIT,
     "STOPPED": STOPPED,
 }
 POLICY, ANSWER, REPORT, RESULT, PICTURE = "policy.json", "answer.json", "report.html", "result.json", "convergence.png"
@@ -84,7 +85,8 @@ examples:
 """,
     "certify": f"""\
 examples:
-  dpdl certify answer/policy.json fresh.csv {COLUMNS} \\
+  dpdl certify answer/policy.json fresh.csv \\
+      {COLUMNS} \\
       {QUESTION}
 """,
     "frontier": f"""\
@@ -255,12 +257,12 @@ def check(options: Any) -> int:
 
     found = check_model(_read(options), gamma=options.gamma)
     _show(options, found.to_json(), repr(found))
-    return DOES_NOT_FIT if found.rejected else OK
+    return MISFIT if found.rejected else OK
 
 
 def solve(options: Any) -> int:
     """Find a certified policy, write the answer to OUT and print it."""
-    from dpdl.learner.interrupts import Interrupts
+    from dpdl._core import Interrupts
     from dpdl.report import write_report
     from dpdl.safety.safe import safe_policy
 
@@ -271,8 +273,7 @@ def solve(options: Any) -> int:
             answer = safe_policy(
                 log,
                 **_question(options, log),
-                delta=options.delta,
-                cost_max=dict(options.cost_max or ()) or None,
+                **_confidence(options),
                 time_limit=options.time_limit,
                 progress=False if options.json else None,
             )
@@ -285,7 +286,7 @@ def solve(options: Any) -> int:
     shown = ("status", "message", "certificate", "coverage", "candidates", "needed", "notes", "settings")
     content = {name: getattr(answer, name) for name in shown}
     _show(options, content, repr(answer), () if answer.policy is not None else (POLICY,))
-    return INTERRUPTED if interrupted else CODES.get(answer.status.name, DOES_NOT_FIT)
+    return INTERRUPTED if interrupted else CODES[answer.status.name]
 
 
 def certify(options: Any) -> int:
@@ -295,14 +296,11 @@ def certify(options: Any) -> int:
 
     policy = Policy.load(options.policy)
     log = _read(options, None if policy.labels is None else policy.labels.discretizer)
-    cost_max = dict(options.cost_max or ()) or None
-    certificate = certify(
-        policy.aligned_with(log), log, **_question(options, log), delta=options.delta, cost_max=cost_max
-    )
+    certificate = certify(policy.aligned_with(log), log, **_question(options, log), **_confidence(options))
     text = f"{options.policy}: {'certified' if certificate.holds else 'NOT certified'} on {options.log}"
-    status = "CERTIFIED" if certificate.holds else "NOT_CERTIFIED"
+    status = "CERTIFIED" if certificate.holds else "MISFIT" if certificate.misfit else "NOT_ENOUGH_DATA"
     _show(options, {"status": status, "certificate": certificate}, f"{text}\n\n{certificate!r}")
-    return OK if certificate.holds else NOT_ENOUGH_DATA
+    return CODES[status]
 
 
 def frontier(options: Any) -> int:
@@ -315,8 +313,7 @@ def frontier(options: Any) -> int:
         **_question(options, log),
         constraint=0 if options.constraint is None else options.constraint,
         values=options.values,
-        delta=options.delta,
-        cost_max=dict(options.cost_max or ()) or None,
+        **_confidence(options, accept_misfit=False),
     )
     return _show(options, {"name": found.name, "points": [p._asdict() for p in found.points]}, repr(found))
 
@@ -325,7 +322,7 @@ def learn(options: Any) -> int:
     """Learn a policy by the paper's method."""
     import dpdl
 
-    names = ("psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time", "checkpoint")
+    names = ("psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time", "checkpoint", "strict")
     settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     run = dpdl.learn_adaptive if options.adaptive else dpdl.learn
 
@@ -375,7 +372,7 @@ def _run(options: Any, start: Callable[[Any, dict[str, Any]], Any]) -> int:
 def _draw(draw: Callable[[Any], object]) -> bool:
     """Draw with `dpdl.plots`, or say how to get pictures."""
     try:
-        from dpdl import plots
+        plots = import_module("dpdl.plots")
     except ImportError:
         print("No picture: matplotlib is not installed; pip install 'dpdl[plot]'", file=sys.stderr)
         return False
@@ -430,6 +427,12 @@ def _question(options: Any, log: Any) -> dict[str, Any]:
             raise ValueError(f"--start {name}: the log has no such state; some that it has: {close}")
         rho0[places[name]] += 1 / len(options.start)
     return question | {"rho0": rho0}
+
+
+def _confidence(options: Any, *, accept_misfit: bool = True) -> dict[str, Any]:
+    """Arguments delta, cost_max and accept_misfit."""
+    accepted = {"accept_misfit": options.accept_misfit} if accept_misfit else {}
+    return {"delta": options.delta, "cost_max": dict(options.cost_max or ()) or None, **accepted}
 
 
 # Output.
@@ -506,7 +509,9 @@ def _show(options: Any, content: Mapping[str, Any], text: str, without: Sequence
     if options.json:
         print(json.dumps(plain({**content, "files": files})))
     else:
-        _print("\n".join([text, *([""] if files else []), *(f"{what + ':':<13}{path}" for what, path in files.items())]))
+        _print(
+            "\n".join([text, *([""] if files else []), *(f"{what + ':':<13}{path}" for what, path in files.items())])
+        )
     return OK
 
 
@@ -569,8 +574,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--eps", type=float, help="accuracy, which implies the number of steps")
     add("--kappa", type=float, help="conservatism: the margin to learn with")
     add("--floor", type=float, help="least value of the estimated data distribution")
-    add("--order", choices=("replacement", "shuffle", "trajectory"), help="how the log is read")
+    add("--order", choices=("replacement", "shuffle", "trajectory", "once"), help="how the log is read")
     add("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
+    add("--strict", action="store_const", const=True, help="as the theorem has it: every row is read once, or an error")
     add("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
     add("--seed", type=_seed, help="seed of the run: same seed, same bits")
     add("--checkpoint", metavar="FILE", help="write the state of the run here, for dpdl resume")
@@ -643,6 +649,7 @@ def _add_question(add: Add, *, bounds: bool = False) -> None:
         add("--delta", type=float, default=0.05, help="share of logs whose certificate may be wrong (default 0.05)")
         text = "the most that a step may cost (default: no surprise is larger than the largest in the log)"
         add("--cost-max", **pairs, help=text)
+        add("--accept-misfit", action="store_true", help="certify under the model even if the log contradicts it")
 
 
 def _add_limits_of_run(add: Add) -> None:

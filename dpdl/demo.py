@@ -30,7 +30,7 @@ CSV, REPORT = "clinic.csv", "dpdl-demo.html"
 WARDS = ("admission", "ward", "high care", "intensive care", "rehabilitation")
 DRUGS = ("none", "low", "medium", "high")
 #: The question: discount, and upper limits on discounted totals per patient.
-QUESTION: dict[str, Any] = {"gamma": 0.95, "limits": {"side effects": 1.4, "icu days": 0.25}, "limit_on": "total"}
+QUESTION: dict[str, Any] = {"gamma": 0.95, "limits": {"side effects": 1.5, "icu days": 0.8}, "limit_on": "total"}
 #: Roles of the columns of the CSV.
 COLUMNS: dict[str, Any] = {
     "state": "ward",
@@ -62,13 +62,15 @@ _WORST = np.array(
     ]
 )
 #: How well each drug suits each ward; side effects of a day under each drug; what the clinic gives now.
-_SUITS = np.array([[0.0, 0.5, 0.8, 1.0], [0.1, 0.6, 0.9, 1.0], [0.0, 0.3, 0.7, 1.0], [0.0, 0.2, 0.6, 1.0], [0.6, 0.9, 1.0, 0.9]])
+_SUITS = np.array(
+    [[0.0, 0.5, 0.8, 1.0], [0.1, 0.6, 0.9, 1.0], [0.0, 0.3, 0.7, 1.0], [0.0, 0.2, 0.6, 1.0], [0.6, 0.9, 1.0, 0.9]]
+)
 _EFFECTS = np.array([0.0, 0.1, 0.3, 0.6])
-_NOW = np.array([[0.3, 0.4, 0.2, 0.1], [0.3, 0.4, 0.2, 0.1], [0.2, 0.3, 0.3, 0.2], [0.1, 0.3, 0.3, 0.3], [0.4, 0.3, 0.2, 0.1]])
+_NOW = np.array(
+    [[0.3, 0.4, 0.2, 0.1], [0.3, 0.4, 0.2, 0.1], [0.2, 0.3, 0.3, 0.2], [0.1, 0.3, 0.3, 0.3], [0.4, 0.3, 0.2, 0.1]]
+)
 #: What a day is worth: well-being by ward, and a discharge.
 _WELL, _DISCHARGE = np.array([0.0, 1.0, 0.0, -1.0, 2.0]), 10.0
-
-
 
 
 @dataclass(frozen=True)
@@ -215,8 +217,9 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
             policies += [] if certified is None else [certified]
     if n_logs:
         broken, wrong = sum(not truth.is_safe for truth in plans), sum(not truth.is_safe for truth in policies)
-        say(f"Of {1 + n_logs} such logs, {broken} had a plug-in optimum that breaks a limit; {len(policies)} had a certified policy, ")
-        say(f"{wrong} of which break a limit.\n")
+        say(f"The same on {n_logs} further logs of the clinic. Of all {1 + n_logs}:")
+        say(f"  plug-in optimum:   {broken} break a limit")
+        say(f"  certified policy:  {wrong} of {len(policies)} break a limit\n")
     say(f"log:         {CSV}\nreport:      {REPORT}")
     return Demo(log, answer, truths, plans, policies)
 

@@ -85,7 +85,9 @@ def main(n_stays=2_000, share=0.5):
     truth = model.evaluate(table)
     print(f"{'in the true model':<20} {'survival':>9}" + "".join(f" {drug:>13}" for drug in DRUGS))
     for name, row in (("clinicians", own), ("certified policy", truth)):
-        shares = "".join(f" {u:>7.3f} {v:>4.0%}" for u, v in zip(row.utilities, row.utilities / own.utilities, strict=True))
+        shares = "".join(
+            f" {u:>7.3f} {v:>4.0%}" for u, v in zip(row.utilities, row.utilities / own.utilities, strict=True)
+        )
         print(f"{name:<20} {row.reward:>9.4f}{shares}")
     return answer
 
