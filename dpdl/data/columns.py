@@ -268,7 +268,7 @@ class _Table:
             return Column(name, role, values, missing | np.isnan(values) if kind in _REAL else missing)
         if role == "time":
             return self._times(name, kind, text)
-        if role in LABELS:
+        if role in (*LABELS, "column"):
             return self._labels(name, role, kind, text)
         if kind != "VARCHAR" and not kind.startswith("DECIMAL") and kind != "HUGEINT":
             values = np.fromiter(
