@@ -3,8 +3,8 @@
 Parts (all by default):
 
     false      logs of decision processes (`fit_worlds.NULL`): the share that is rejected at level 1%, with a 95%
-               interval; half with a policy in question that comes from elsewhere, half with the plug-in optimum of the
-               same log
+               interval; half with a policy in question that comes from elsewhere, half with one that is best on
+               the plug-in model of the same log. The logs of a world are divided among its sizes
     power      logs that lack something (`fit_worlds.FAMILIES`, classic control in bins), by number of episodes: the
                share that is rejected, the median of the largest |z|, and which history has it
     certified  the same families with a limit on the cost: how many logs `dpdl.safe_policy` certifies although the
@@ -51,7 +51,7 @@ def false_alarm(item: tuple[str, float, int]) -> tuple[bool, float, float]:
         start = {} if log.initial_counts is not None else {"rho0": np.full(log.n_states, 1 / log.n_states)}
         model = exact.plug_in(pose(log, gamma), gamma, **start)
         P, V = model.P, np.zeros(log.n_states)
-        for _ in range(200):
+        for _ in range(50):
             Q = model.r + gamma * (P @ V).reshape(model.r.shape)
             V = Q.max(axis=1)
         policy = np.eye(log.n_actions)[Q.argmax(axis=1)]
@@ -62,16 +62,24 @@ def false_alarm(item: tuple[str, float, int]) -> tuple[bool, float, float]:
 
 def false(logs: int, jobs: int, chosen: Iterable[str]) -> None:
     """Print the shares of false alarms."""
-    print(f"false alarms at level {LEVEL:.0%}, {logs} logs a line")
+    print(f"false alarms at level {LEVEL:.0%}, {logs} logs a world")
     print(f"{'world':<14}{'size':>7}{'rows a pair':>13}{'rejected':>10}{'95% interval':>18}{'seconds':>9}")
     for name in chosen:
-        for size in worlds.NULL[name][1]:
-            found = list(spread(false_alarm, [(name, size, k) for k in range(logs)], jobs))
-            rejected, per_pair, seconds = (np.array(column) for column in zip(*found, strict=True))
-            low, high = interval(int(rejected.sum()), logs) or (0, 0)
-            bounds = f"[{low:.1%}, {high:.1%}]"
-            figures = f"{per_pair.mean():>13.1f}{rejected.mean():>10.1%}{bounds:>18}{seconds.mean():>9.3f}"
-            print(f"{name:<14}{size:>7g}{figures}", flush=True)
+        sizes, found = worlds.NULL[name][1], []
+        for size in sizes:
+            part = list(spread(false_alarm, [(name, size, k) for k in range(-(-logs // len(sizes)))], jobs))
+            found += part
+            line(name, f"{size:g}", part)
+        line(name, "all", found)
+
+
+def line(name: str, size: str, found: list[tuple[bool, float, float]]) -> None:
+    """Print the shares of one world."""
+    rejected, per_pair, seconds = (np.array(column) for column in zip(*found, strict=True))
+    low, high = interval(int(rejected.sum()), len(found)) or (0, 0)
+    bounds = f"[{low:.1%}, {high:.1%}]"
+    figures = f"{per_pair.mean():>13.1f}{rejected.mean():>10.1%}{bounds:>18}{seconds.mean():>9.3f}"
+    print(f"{name:<14}{size:>7}{figures}", flush=True)
 
 
 def misfit(item: tuple[str, int, int]) -> tuple[bool, float, str]:
@@ -214,9 +222,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("false", "power", "certified", "sepsis", "seconds")
     parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
-    parser.add_argument("--logs", type=int, help="logs a line (1,000 of false, 100 of power, 40 of certified)")
+    parser.add_argument(
+        "--logs", type=int, help="logs of a world (1,000 of false) or a line (100 of power, 40 of certified)"
+    )
     parser.add_argument("--worlds", nargs="+", choices=list(worlds.NULL), metavar="WORLD", help="of false")
-    parser.add_argument("--quick", action="store_true", help="20, 10 and 4 logs a line")
+    parser.add_argument("--quick", action="store_true", help="20, 10 and 4 logs instead")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     given = parser.parse_args(arguments)
     for part in given.part:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import kinds
 import safety_problems as problems
 from dpdl import CMDP, Dataset, instances
 from dpdl.environments.table import Table, initial_distribution
@@ -137,8 +138,8 @@ NULL: dict[str, tuple[Callable[..., tuple[Dataset, float, Array]], tuple[float, 
     "Taxi": (table("Taxi-v4", _fined, is_rainy=True), (20, 100)),
     "CliffWalking": (table("CliffWalking-v1", _fined, is_slippery=True), (20, 400)),
     "garnet": (instance(lambda rng: instances.garnet(30, 3, 1, rng=rng)), (300, 3000)),
-    "ring": (instance(lambda rng: instances.ring(60, gamma=0.95, rng=rng)), (300, 3000)),
-    "lake": (instance(lambda rng: instances.lake(6, gamma=0.97, rng=rng)), (300, 3000)),
+    "ring": (instance(lambda rng: kinds.ring(60, gamma=0.95, rng=rng)), (300, 3000)),
+    "lake": (instance(lambda rng: kinds.lake(6, gamma=0.97, rng=rng)), (300, 3000)),
     "thin": (lambda index, size, rng: World(1000, "none", rng).drawn(size, rng), (10, 50, 200)),
     "rare": (lambda index, size, rng: World(20, "none", rng, rare=True).drawn(size, rng), (50, 200, 1000)),
 }

@@ -1,10 +1,15 @@
 """check_model: the statistic against its definition, false alarms, what is found, and what certificates make of it."""
 
 import json
+import sys
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+# At the end: bench has a `problems` of its own, which must not hide that of the tests.
+sys.path.append(str(Path(__file__).parent.parent / "bench"))
 
 import dpdl
 import fit_worlds as worlds
@@ -60,7 +65,7 @@ def test_the_statistic_is_the_sum_over_rows_of_different_episodes(weighted):
     y, h = rng.normal(size=(2, len(half.mine)))
     T, own = half.statistic(half.centred(y), half.centred(h))
     expected, by_unit = 0.0, np.zeros(half.n_units)
-    pair, unit = half.pair, rows.episode[half.mine] // 2
+    pair, unit = half.pair, units(rows)[half.mine] // 2
     for k in np.unique(pair):
         at = np.flatnonzero(pair == k)
         w = half.model.weight[k] / len(at)
@@ -124,21 +129,24 @@ def test_what_the_pair_decides_is_not_tested():
 # False alarms and power; bench/fit.py counts them on many more logs.
 
 
-@pytest.mark.parametrize(("n_states", "episodes"), [(20, 50), (300, 100)])
-def test_logs_of_decision_processes_pass(n_states, episodes):
-    """At level 1%, at most 2 of 40 logs (probability 1% of more if the rate were 1.1%); z is standard normal."""
-    found = [check_model(log, gamma=GAMMA, policy=policy) for log, policy in (
-        drawn("none", episodes, seed, n_states) for seed in range(40))]  # fmt: skip
-    assert sum(each.rejected for each in found) <= 2
+@pytest.mark.parametrize(
+    ("n_states", "episodes", "logs"),
+    [(20, 50, 20), (300, 50, 20), pytest.param(1000, 200, 100, marks=pytest.mark.slow)],
+)
+def test_logs_of_decision_processes_pass(n_states, episodes, logs):
+    """At level 1%, more than 1 of 20 logs or 4 of 100 are rejected with probability 2% or less."""
+    cases = (drawn("none", episodes, seed, n_states) for seed in range(logs))
+    found = [check_model(log, gamma=GAMMA, policy=policy) for log, policy in cases]
+    assert sum(each.rejected for each in found) <= max(1, logs // 25)
     z = np.array([[test.z for test in each.tests] for each in found])
-    assert z.shape == (40, 24)
+    assert z.shape == (logs, 24)
     assert 0.7 < z.std() < 1.15
-    assert abs(z.mean(axis=0)).max() < 4 / np.sqrt(40)
+    assert abs(z.mean(axis=0)).max() < 4 / np.sqrt(logs)
 
 
 @pytest.mark.parametrize(("kind", "n", "history"), [
     ("clock", 100, "time"), ("type", 300, "episode so far"), ("confounder", 300, "episode so far"),
-    ("lumped", 500, "previous pair")])  # fmt: skip
+    ("lumped", 1000, "previous pair")])  # fmt: skip
 def test_what_a_log_lacks_is_found_and_named(kind, n, history):
     log, policy = drawn(kind, n)
     found = check_model(log, gamma=GAMMA, policy=policy)
