@@ -18,13 +18,14 @@ if find_spec("dpdl._core") is None:
     )
 
 if TYPE_CHECKING:
-    from dpdl import exact, instances, mixing, policy, sources, theory
+    from dpdl import exact, instances, mixing, policy, theory
     from dpdl.acting import Policy
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
     from dpdl.data.labels import Labels
     from dpdl.data.reference import Reference, estimate_reference
-    from dpdl.environments.rollout import Rollout, rollout
+    from dpdl.data.sources import read_log
+    from dpdl.gym import Rollout, rollout
     from dpdl.learner.adaptive import learn_adaptive
     from dpdl.learner.checkpoint import Peek, peek
     from dpdl.learner.learn import learn, resume
@@ -43,14 +44,13 @@ if TYPE_CHECKING:
     from dpdl.safety.frontier import Frontier, frontier
     from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
-    from dpdl.sources.opening import read_log
     from dpdl.stopping import Status
 
     __version__: str
 
 #: Where the public names are defined, as the block above has it for type checkers; "" for a module of the package.
 _HOMES = {
-    "": "exact instances mixing policy sources theory",
+    "": "exact instances mixing policy theory",
     "acting": "Policy",
     "learner.slater": "SlaterEstimate estimate_slater",
     "learner.verify": "Verification verify",
@@ -58,7 +58,7 @@ _HOMES = {
     "data.discretizer": "Discretizer",
     "data.labels": "Labels",
     "data.reference": "Reference estimate_reference",
-    "environments.rollout": "Rollout rollout",
+    "gym": "Rollout rollout",
     "models.cmdp": "CMDP",
     "models.judgement": "Judgement judge",
     "premises": "Premise",
@@ -75,8 +75,8 @@ _HOMES = {
     "safety.frontier": "Frontier frontier",
     "safety.safe": "safe_policy",
     "settings": "Settings",
+    "data.sources": "read_log",
     "stopping": "Status",
-    "sources.opening": "read_log",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -126,7 +126,6 @@ __all__ = [
     "resume",
     "rollout",
     "safe_policy",
-    "sources",
     "sweep",
     "theory",
     "verify",

@@ -1,15 +1,14 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
-A saved policy is one JSON file (ASCII), without pickle: ``format`` ("dpdl policy"), ``version`` (1, or 2 if the labels
-have a ``discretizer``, which makes states of observations), ``labels`` (null if there are none), ``question`` (null
-if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts`` and
-``advantages`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
+A saved policy is one JSON file (ASCII): ``format`` ("dpdl policy"), ``version`` (3), ``labels`` and ``question`` (null
+if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts``,
+``advantages`` and ``costs`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
+from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
@@ -27,12 +27,12 @@ from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.policy import draw
 from dpdl.question import Question
 
-FORMAT, VERSION = "dpdl policy", 2
+FORMAT, VERSION = "dpdl policy", 3
 NAMES = {"labels", "question", "probabilities", "evidence"}
 
 
 class Evidence(NamedTuple):
-    """What the log says about the pairs that it visits.
+    """Counts and estimated advantages of the pairs that a log visits.
 
     Attributes
     ----------
@@ -41,12 +41,15 @@ class Evidence(NamedTuple):
     counts : int64 array
         How often each occurs.
     advantages : array
-        The estimated advantage of each, in the user's units of reward.
+        The estimated advantage of each, in the caller's units of reward.
+    costs : dict of str to array
+        By how much each changes the discounted total of each cost.
     """
 
     pairs: NDArray[np.int64]
     counts: NDArray[np.int64]
     advantages: Array
+    costs: dict[str, Array] = {}  # noqa: RUF012  never changed
 
 
 class Policy(NDArrayOperatorsMixin):
@@ -114,7 +117,9 @@ class Policy(NDArrayOperatorsMixin):
             raise ValueError("pairs of the evidence must ascend")
         counts = check.indices("counts", found[1], 2**63 - 1, shape=pairs.shape, dtype=np.int64)
         advantages = check.numbers_array("advantages", found[2], shape=pairs.shape)
-        return Evidence(check.frozen(pairs), check.frozen(counts), check.frozen(advantages))
+        costs = {name: check.numbers_array(name, values, shape=pairs.shape) for name, values in found[3].items()}
+        costs = {name: check.frozen(values) for name, values in costs.items()}
+        return Evidence(check.frozen(pairs), check.frozen(counts), check.frozen(advantages), costs)
 
     # The array.
 
@@ -271,12 +276,60 @@ class Policy(NDArrayOperatorsMixin):
         states, actions = self._names()
         n_actions = len(actions)
         counts = advantages = None
+        costs: dict[str, Array] = {}
         if self.evidence is not None:
-            counts, advantages = np.zeros(n_actions, dtype=np.int64), np.full(n_actions, np.nan)
             here = slice(*np.searchsorted(self.evidence.pairs, [row * n_actions, (row + 1) * n_actions]))
             where = self.evidence.pairs[here] - row * n_actions
-            counts[where], advantages[where] = self.evidence.counts[here], self.evidence.advantages[here]
-        return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages)
+
+            def spread(values: Array) -> Array:
+                shown = np.full(n_actions, np.nan)
+                shown[where] = values[here]
+                return shown
+
+            counts = np.nan_to_num(spread(self.evidence.counts)).astype(np.int64)
+            advantages = spread(self.evidence.advantages)
+            costs = {name: spread(values) for name, values in self.evidence.costs.items()}
+        return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages, costs)
+
+    def aligned_with(self, log: Dataset) -> Policy:
+        """Return the policy with the states and actions of a log in the log's order, found by their labels.
+
+        A ValueError names a state of the log that the policy does not know, or an action of the policy that the log
+        never shows.
+        """
+        n_states, n_actions = self.shape
+        if self.labels is None or log.labels is None:
+            if (n_states, n_actions) != (log.n_states, log.n_actions):
+                raise ValueError(
+                    f"the policy is for {n_states} states and {n_actions} actions, and the log has {log.n_states} and "
+                    f"{log.n_actions}"
+                )
+            return self
+        table = np.zeros((log.n_states, log.n_actions))
+        columns = {label: k for k, label in enumerate(log.labels.actions)}
+        for row, state in enumerate(log.labels.states):
+            for action, share in zip(self.labels.actions, self[self.labels.state(state)], strict=True):
+                if share > 0 and action not in columns:
+                    raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
+                if share > 0:
+                    table[row, columns[action]] = share
+        return Policy(table, log.labels, self.question)
+
+    def compare(self, other: ArrayLike) -> Comparison:
+        """Compare with another policy on the same states and actions, state by state.
+
+        Examples
+        --------
+        >>> Policy([[1.0, 0.0], [0.5, 0.5]]).compare([[1.0, 0.0], [0.0, 1.0]])
+        1 of 2 states differ
+        state  difference   this policy   other
+        1             50%  0 50%, 1 50%  1 100%
+        """
+        table = check.policy_array("other", np.asarray(other), *self.shape)
+        visits = None
+        if self.evidence is not None:
+            visits = np.bincount(self.evidence.pairs // self.shape[1], self.evidence.counts, self.shape[0])
+        return Comparison(self, table, 0.5 * abs(table - self.probabilities).sum(axis=1), visits)
 
     # Files.
 
@@ -295,16 +348,19 @@ class Policy(NDArrayOperatorsMixin):
         [[0.1, 0.9]]
         """
         with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
-            file.write(seal(FORMAT, VERSION if self._discretizes else 1, self.to_json()))
+            file.write(seal(FORMAT, VERSION, self.to_json()))
 
     def to_json(self) -> dict[str, Any]:
         """Return what a file holds of the policy, as JSON can hold it, for `from_json`."""
-        known = self.evidence
+        known = None if self.evidence is None else self.evidence._asdict()
+        if known is not None:
+            costs = {name: values.tolist() for name, values in known.pop("costs").items()}
+            known = {name: values.tolist() for name, values in known.items()} | {"costs": costs}
         return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "question": None if self.question is None else self.question.to_json(),
             "probabilities": self.probabilities.tolist(),
-            "evidence": None if known is None else {name: one.tolist() for name, one in known._asdict().items()},
+            "evidence": known,
         }
 
     @classmethod
@@ -313,7 +369,10 @@ class Policy(NDArrayOperatorsMixin):
         where = check.path("path", path)
         raw = where.read_bytes()
         try:
-            return cls.from_json(unseal(raw, FORMAT, VERSION)[1])
+            version, content = unseal(raw, FORMAT, VERSION)
+            if version < VERSION:
+                raise ValueError(f"its version is {version}; this dpdl reads version {VERSION}")
+            return cls.from_json(content)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -328,7 +387,7 @@ class Policy(NDArrayOperatorsMixin):
             content["probabilities"],
             None if labels is None else Labels.from_json(labels),
             None if question is None else Question.from_json(question),
-            None if evidence is None else Evidence(**{name: np.array(evidence[name]) for name in Evidence._fields}),
+            None if evidence is None else Evidence(**evidence),
         )
         policy.evidence  # noqa: B018  checks it
         return policy
@@ -340,36 +399,38 @@ def _is_array(value: Any) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a policy does in a state, and what the log says about it.
+    """The actions of a policy in a state, and what the log says about each.
 
     Attributes
     ----------
     state : label
-        The state.
     actions : tuple of labels
-        The actions.
     probabilities : array
         Probability of each action.
     counts : int64 array or None
         How often the log shows each action in this state; None if the policy did not come from a log.
     advantages : array or None
-        Estimated advantage of each action, in the user's units of reward: by how much it is better, reward and priced
-        constraints together, than the value of the state. NaN where the log does not show the action.
+        By how much an action, with the policy afterwards, changes the discounted reward (of a learned policy: reward
+        and priced constraints together). NaN where the log does not show the action.
+    costs : dict of str to array
+        The same for the discounted total of each cost.
     """
 
     state: Hashable
     actions: tuple[Hashable, ...]
     probabilities: Array
-    counts: NDArray[np.int64] | None = field(default=None)
-    advantages: Array | None = field(default=None)
+    counts: NDArray[np.int64] | None = None
+    advantages: Array | None = None
+    costs: dict[str, Array] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return a table, the most probable action first."""
         columns = [["action", *map(repr, self.actions)], ["probability", *(f"{p:.3g}" for p in self.probabilities)]]
         if self.counts is not None:
             columns.append(["seen", *(f"{n:,}" for n in self.counts)])
-        if self.advantages is not None:
-            columns.append(["advantage", *("not known" if np.isnan(one) else f"{one:+.3g}" for one in self.advantages)])
+        changes = {} if self.advantages is None else {"reward" if self.costs else "advantage": self.advantages}
+        for name, values in (changes | self.costs).items():
+            columns.append([name, *("not known" if np.isnan(x) else f"{x:+.3g}" for x in values + 0.0)])
         widths = [max(map(len, column)) for column in columns]
         order = [0, *(np.argsort(-self.probabilities, kind="stable") + 1)]
         lines = [
@@ -378,10 +439,61 @@ class Explanation:
         return "\n".join([f"state {self.state!r}", *(f"  {line}" for line in lines)])
 
 
-def evidence(dataset: Dataset, gamma: float, V: Array, lam: Array) -> Evidence:
-    """Counts and estimated advantages r + <u, lam> + gamma V(s') - V(s) of the pairs of a log, averaged over its rows.
+@dataclass(frozen=True, repr=False, eq=False)
+class Comparison:
+    """Where two policies differ; `Policy.compare` makes one.
 
-    One pass over the log, with memory proportional to the pairs that it visits.
+    Attributes
+    ----------
+    policy : Policy
+    other : array, shape (S, A)
+    difference : array, shape (S,)
+        Probability that the two act differently in a state, at best (total variation distance).
+    visits : array, shape (S,), or None
+        How often the log shows each state, if known.
+    """
+
+    policy: Policy
+    other: Array
+    difference: Array
+    visits: Array | None
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The states that differ: state, visits, difference, and what either does; those that matter most first."""
+        weight = self.difference * (1 if self.visits is None else self.visits)
+        order = [k for k in np.argsort(-weight, kind="stable") if self.difference[k] > 1e-9]
+        states, actions = self.policy._names()
+
+        def shown(row: Array) -> str:
+            return ", ".join(f"{actions[a]} {row[a]:.0%}" for a in np.argsort(-row, kind="stable") if row[a] >= 0.005)
+
+        return [
+            (
+                str(states[k]),
+                "" if self.visits is None else f"{self.visits[k]:,.0f}",
+                f"{self.difference[k]:.0%}",
+                shown(self.policy[k]),
+                shown(self.other[k]),
+            )
+            for k in order
+        ]
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        lines = [f"{len(rows)} of {len(self.difference)} states differ"]
+        shown = text.aligned(("state", "visits", "difference", "this policy", "other"), rows[:20]) if rows else []
+        more = [f"and {len(rows) - 20:,} more"] if len(rows) > 20 else []
+        return "\n".join(lines + shown + more)
+
+
+def evidence(
+    log: Dataset, gamma: float, V: Array, lam: Array, costs: Mapping[str, tuple[int, Array]] | None = None
+) -> Evidence:
+    """Return counts and estimated advantages r + <u, lam> + gamma V(s') - V(s) of the pairs of a log.
+
+    Averaged over its rows, in one pass with memory proportional to the pairs that it visits. `costs` are columns of the
+    records of the log in the caller's units, with their values V(s), by name.
 
     Examples
     --------
@@ -389,11 +501,18 @@ def evidence(dataset: Dataset, gamma: float, V: Array, lam: Array) -> Evidence:
     >>> evidence(log, 0.5, np.array([1.0, 2.0]), np.array([0.5])).advantages.tolist()
     [0.0]
     """
-    totals, following = np.zeros(len(dataset.table)), np.append(V, 0.0)  # -1: nothing follows
-    for part, repeats in dataset.parts(at_least=len(totals)):
-        gain = part["r"] + part["u"] @ lam + gamma * following[part["s_next"]]
+    scale = 1.0 if log.question is None else log.question.reward_scale
+    advantages = scale * _mean_advantages(log, gamma, V, lambda part: part["r"] + part["u"] @ lam)
+    changes = {
+        name: _mean_advantages(log.raw, gamma, values, lambda part, k=column: part["u"][:, k])
+        for name, (column, values) in (costs or {}).items()
+    }
+    return Evidence(log.pairs, log.pair_counts, advantages, changes)
+
+
+def _mean_advantages(log: Dataset, gamma: float, V: Array, gains: Callable[..., Array]) -> Array:
+    totals, following = np.zeros(len(log.table)), np.append(V, 0.0)  # -1: nothing follows
+    for part, repeats in log.parts(at_least=len(totals)):
+        gain = gains(part) + gamma * following[part["s_next"]]
         totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
-    seen = dataset.table_counts > 0
-    means = totals[seen] / dataset.pair_counts - V[dataset.pairs // dataset.n_actions]
-    scale = 1.0 if dataset.question is None else dataset.question.reward_scale
-    return Evidence(dataset.pairs, dataset.pair_counts, means * scale)
+    return totals[log.table_counts > 0] / log.pair_counts - V[log.pairs // log.n_actions]

@@ -1,30 +1,51 @@
-"""The ``dpdl`` command: its arguments, its exit codes, and errors of one line.
+"""The ``dpdl`` command: subcommands, options named as in Python, exit codes, and errors of one line.
 
-Nothing heavy is imported before a subcommand runs, so that ``dpdl --help`` answers at once.
+Nothing heavy is imported before a subcommand runs, so that ``dpdl --help`` answers at once. Labels come from files, so
+whatever is printed has its control characters escaped (`printable`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import difflib
+import enum
+import errno
 import io
+import json
+import math
 import os
 import re
+import shlex
+import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-ERROR, INTERRUPTED = 1, 130
+OK, ERROR, INFEASIBLE, NOT_ENOUGH_DATA, MISFIT, STOPPED, INTERRUPTED = 0, 1, 3, 4, 5, 6, 130
+CODES = {
+    "CERTIFIED": OK,
+    "INFEASIBLE": INFEASIBLE,
+    "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA,
+    "MISFIT": MISFIT,
+    "STOPPED": STOPPED,
+}
+POLICY, ANSWER, REPORT, RESULT, PICTURE = "policy.json", "answer.json", "report.html", "result.json", "convergence.png"
 
 EXIT_CODES = """\
 exit codes:
-  0    certified (solve, certify); no constraint is estimated to be broken (learn, resume); done (inspect, demo)
+  0    certified (solve, certify); the log fits, or cannot be tested (check); no limit is estimated to be broken
+       (learn, resume); done (inspect, frontier, demo)
   1    error: one line on standard error says what is wrong
-  2    infeasible: even the most careful policy that the data supports breaks a constraint
-  3    not enough data: nothing could be certified, a constraint is estimated to be broken, or steps are left
-  5    the log does not fit: it contradicts the model that certificates rest on (solve, certify)
+  2    wrong options
+  3    infeasible: even the most careful policy that the log supports breaks a limit
+  4    not enough data: the log does not show that the limits are kept, or they are estimated to be broken
+  5    the log does not fit the model: it does not come from one decision process with these states
+  6    the time limit or step limit came first
   130  Ctrl-C: what was done until then is printed and written
 """
 
@@ -34,43 +55,50 @@ LOG is a CSV file (.csv, .csv.gz), a Parquet file or a folder of them, a folder 
 have names by default. A folder that dpdl has written knows its columns.
 """
 
-COLUMNS = "--state ward --action drug --reward gain"
-EPISODES = "--episode patient --time day --terminated left"
-COSTS = '--cost "icu days=1" --cost "side effects=4" --limit-on total'
+COLUMNS = "--state ward --action drug --reward gain --episode patient --time day --terminated left"
+QUESTION = '--gamma 0.95 --limits "side effects=1.5" "icu days=0.8" --limit-on total'
 
 EXAMPLES = {
     "dpdl": f"""\
 examples:
-  dpdl demo
+  dpdl demo                        writes clinic.csv, and does all of this with it
   dpdl inspect clinic.csv
-  dpdl solve clinic.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
-      {COSTS} -o answer
-  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} \\
-      {EPISODES} {COSTS}
+  dpdl solve clinic.csv {COLUMNS} \\
+      {QUESTION} -o answer
 """,
     "inspect": f"""\
 examples:
-  dpdl inspect clinic.csv                     the columns: kinds, values, what is missing
-  dpdl inspect clinic.csv {COLUMNS} {EPISODES}
-                                              states, actions, episodes, how often each pair was logged
+  dpdl inspect clinic.csv          the columns: kinds, values, what is missing
+  dpdl inspect clinic.csv {COLUMNS}
+                                   states, actions, episodes, how often each pair was logged
   dpdl inspect log --json
+""",
+    "check": f"""\
+examples:
+  dpdl check clinic.csv {COLUMNS} --gamma 0.95
 """,
     "solve": f"""\
 examples:
-  dpdl solve clinic.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
-      {COSTS} --delta 0.05 -o answer
+  dpdl solve clinic.csv {COLUMNS} \\
+      {QUESTION} --delta 0.05 -o answer
   dpdl solve log --gamma 0.99 -o answer --json
 """,
     "certify": f"""\
 examples:
-  dpdl certify answer/policy.json fresh.csv --gamma 0.9 {COLUMNS} \\
-      {EPISODES} {COSTS}
+  dpdl certify answer/policy.json fresh.csv \\
+      {COLUMNS} \\
+      {QUESTION}
+""",
+    "frontier": f"""\
+examples:
+  dpdl frontier clinic.csv {COLUMNS} \\
+      {QUESTION} --constraint "side effects" --values 1 1.5 2
 """,
     "learn": f"""\
 examples:
-  dpdl learn clinic.csv --gamma 0.9 {COLUMNS} {EPISODES} \\
-      {COSTS} --seed 0 -o run
-  dpdl learn log --gamma 0.9 --psi 4 --slater 0.2 --steps 1e8 --checkpoint run.ckpt -o run
+  dpdl learn clinic.csv {COLUMNS} \\
+      {QUESTION} --seed 0 -o run
+  dpdl learn log --gamma 0.9 --psi 4 --slater 0.2 --T 1e8 --checkpoint run.ckpt -o run
 """,
     "resume": """\
 examples:
@@ -82,66 +110,494 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = _parser().parse_args(arguments)
+    options.command = shlex.join(["dpdl", *(sys.argv[1:] if arguments is None else arguments)])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # arrows on a terminal that has none
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
-            module, function = options.run
-            return int(getattr(import_module(f"dpdl.commands.{module}"), function)(options))
-        except BrokenPipeError:  # the reader has gone, as with `dpdl demo | head`
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            return 0
+            code = int(options.run(options))
+            sys.stdout.flush()  # a full disk or a closed pipe may show only here
+            return code
+        except BrokenPipeError:
+            return _fail("standard output was closed before everything was printed")
         except KeyboardInterrupt:
-            print("dpdl: interrupted before there was anything to show", file=sys.stderr)
+            _fail("interrupted before there was anything to show", "")
             return INTERRUPTED
         except Exception as error:
-            print(f"dpdl: error: {_one_line(error)}", file=sys.stderr)
-            return ERROR
+            return _fail(_one_line(error))
+
+
+def _fail(message: str, kind: str = "error: ") -> int:
+    with contextlib.suppress(OSError):  # standard error may be closed, too
+        print(f"dpdl: {kind}{printable(message)}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # or the interpreter tries again at its end, and complains
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return ERROR
 
 
 def _one_line(error: BaseException) -> str:
-    """What went wrong in one line, with the options of the command line in place of Python's arguments."""
+    """Say what is wrong in one line, with the options of the command line in place of Python's arguments."""
     text = " ".join(str(error).split())
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = text.replace("give either rho0 or initial_states", "give --start")
+    names = "state action reward costs next_state episode time terminated truncated missing psi slater T eps kappa"
+    names += " overwrite limits limit_on cost_max delta gamma"
 
     def option(match: re.Match[str]) -> str:
-        name = {"costs": "cost", "T": "steps"}.get(match[1], match[1].replace("_", "-"))
-        return f"--{name}" + (" " if match[2] else "")
+        return f"--{match[1].replace('_', '-')}" + (" " if match[2] else "")
 
-    names = "state|action|reward|costs|next_state|episode|time|terminated|truncated|missing"
-    text = text.replace("give either rho0 or initial_states", "give --start")
-    return re.sub(rf"\b({names}|psi|slater|T|eps|kappa|overwrite)=(?=([\"\w]?))", option, text)
+    return re.sub(rf"\b({'|'.join(names.split())})=(?=([\"\w]?))", option, text)
+
+
+def printable(text: str) -> str:
+    r"""Escape what a terminal would obey: control characters other than line ends and tabs, and changes of direction.
+
+    Examples
+    --------
+    >>> print(printable("ward \x1b[31m7"))
+    ward \x1b[31m7
+    """
+    risky = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    return re.sub(risky, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
-    print(f"dpdl: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"dpdl: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Usage errors end with exit code 1, because 2 means infeasible."""
+# Commands.
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(ERROR, f"{self.prog}: error: {message} ({self.prog} --help shows the options)\n")
+
+def demo(options: Any) -> int:
+    """Write a clinic's log, find a certified policy, and compare it with the truth."""
+    from dpdl import demo
+
+    found = demo.run_demo(options.patients, options.logs, options.seed, say=_print)
+    if options.picture and _draw(lambda plots: plots.draw_demo(found, options.picture)):
+        _print(f"picture:     {options.picture}")
+    return OK
+
+
+def inspect(options: Any) -> int:
+    """Show the columns of a table, or the log that its columns make."""
+    from dpdl._text import aligned
+    from dpdl.safety.coverage import coverage
+
+    if options.state is None and _is_table(options.log):
+        return _inspect_columns(options)
+    log = _read(options)
+    episodes = None if log.initial_counts is None else int(log.initial_counts.sum())
+    signals = {"reward": log.r, **(log.costs if log.cost_names is not None else {})}
+    if log.cost_names is None:
+        signals |= {f"utility {i}": u for i, u in enumerate(log.u.T)}
+    weights = 1 if log.repeats is None else log.repeats
+    per_row = {
+        name: (float(x.min()), float((x * weights).sum() / len(log)), float(x.max())) for name, x in signals.items()
+    }
+    facts = {
+        "transitions": len(log),
+        "states": log.n_states,
+        "actions": log.n_actions,
+        "episodes": episodes,
+        "ended": log.n_ended,
+        "per row": per_row,
+    }
+    lines = [f"{options.log}: {len(log):,} transitions, {log.n_states:,} states, {log.n_actions:,} actions"]
+    if episodes is None:
+        lines.append(f"independent transitions, {log.n_ended:,} of which end their episode; first states are not known")
+    else:
+        left = episodes - log.n_ended
+        lines.append(f"{episodes:,} episodes: {log.n_ended:,} ended, of {left:,} only the record stops")
+    rows = [(name, *(f"{value:.4g}" for value in values)) for name, values in per_row.items()]
+    covered = coverage(log)
+    lines += ["", *aligned(("per row", "least", "mean", "largest"), rows), "", repr(covered)]
+    lines += [f"note: {note}" for note in log.notes]
+    return _show(options, {**facts, "coverage": covered, "notes": log.notes}, "\n".join(lines))
+
+
+def _inspect_columns(options: Any) -> int:
+    from dpdl._text import aligned
+    from dpdl.data.columns import column_names, load
+
+    names = [name for name in column_names(options.log) if isinstance(name, str)]
+    columns = {name: _described(column) for name, column in load(options.log, dict.fromkeys(names, "column")).items()}
+    n = next(iter(columns.values()))["rows"] if columns else 0
+    rows = [
+        (name, facts["kind"], f"{facts['distinct']:,}", f"{facts['missing']:,}", facts["shown"])
+        for name, facts in columns.items()
+    ]
+    text = [f"{options.log}: {n:,} rows, {len(names)} columns", ""]
+    text += aligned(("column", "kind", "distinct", "missing", "values"), rows)
+    text += ["", "Say which column is what to see the log that they make:"]
+    text += [f"  dpdl inspect {shlex.quote(options.log)} --state COLUMN --action COLUMN --reward COLUMN \\"]
+    text += ["      --episode COLUMN --terminated COLUMN    (or --next-state COLUMN)"]
+    return _show(options, {"rows": n, "columns": columns}, "\n".join(text))
+
+
+def _described(column: Any) -> dict[str, Any]:
+    import numpy as np
+
+    kinds = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}
+    values = column.values[~column.missing]
+    if column.labels is not None:
+        values = np.array([*column.labels, None], dtype=object)[values]
+    kind = kinds.get(values.dtype.kind, "text")
+    distinct = sorted(set(values.tolist()), key=str) if kind == "text" else sorted(set(values.tolist()))
+    if kind == "text" or len(distinct) <= 5:
+        shown = ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
+    else:
+        shown = f"{values.min()} to {values.max()}"
+    facts = {"kind": kind, "distinct": len(distinct), "missing": int(column.missing.sum()), "shown": shown[:60]}
+    return {"rows": len(column.values), **facts}
+
+
+def check(options: Any) -> int:
+    """Test whether the log comes from one decision process with its states."""
+    from dpdl.safety.fit import check_model
+
+    found = check_model(_read(options), gamma=options.gamma)
+    _show(options, found.to_json(), repr(found))
+    return MISFIT if found.rejected else OK
+
+
+def solve(options: Any) -> int:
+    """Find a certified policy, write the answer to OUT and print it."""
+    from dpdl._core import Interrupts
+    from dpdl.report import write_report
+    from dpdl.safety.safe import safe_policy
+
+    with _output(options, (POLICY, ANSWER, REPORT)) as folder:
+        log = _read(options)
+        _check_storable(log, folder)
+        with Interrupts() as interrupts:  # after Ctrl-C there is an answer all the same: the best so far
+            answer = safe_policy(
+                log,
+                **_question(options, log),
+                **_confidence(options),
+                time_limit=options.time_limit,
+                progress=False if options.json else None,
+            )
+            interrupted = interrupts.came()
+        if folder is not None:
+            answer.save(folder / ANSWER)
+            write_report(answer, folder / REPORT, log=log, source=str(options.log), command=options.command)
+            if answer.policy is not None:
+                answer.policy.save(folder / POLICY)
+    shown = ("status", "message", "certificate", "coverage", "candidates", "needed", "notes", "settings")
+    content = {name: getattr(answer, name) for name in shown}
+    _show(options, content, repr(answer), () if answer.policy is not None else (POLICY,))
+    return INTERRUPTED if interrupted else CODES[answer.status.name]
+
+
+def certify(options: Any) -> int:
+    """Certify a policy of a file on a log."""
+    from dpdl.acting import Policy
+    from dpdl.safety.certificate import certify
+
+    policy = Policy.load(options.policy)
+    log = _read(options, None if policy.labels is None else policy.labels.discretizer)
+    certificate = certify(policy.aligned_with(log), log, **_question(options, log), **_confidence(options))
+    text = f"{options.policy}: {'certified' if certificate.holds else 'NOT certified'} on {options.log}"
+    status = "CERTIFIED" if certificate.holds else "MISFIT" if certificate.misfit else "NOT_ENOUGH_DATA"
+    _show(options, {"status": status, "certificate": certificate}, f"{text}\n\n{certificate!r}")
+    return CODES[status]
+
+
+def frontier(options: Any) -> int:
+    """Print what each limit of a constraint costs."""
+    from dpdl.safety.frontier import frontier
+
+    log = _read(options)
+    found = frontier(
+        log,
+        **_question(options, log),
+        constraint=0 if options.constraint is None else options.constraint,
+        values=options.values,
+        **_confidence(options, accept_misfit=False),
+    )
+    return _show(options, {"name": found.name, "points": [p._asdict() for p in found.points]}, repr(found))
+
+
+def learn(options: Any) -> int:
+    """Learn a policy by the paper's method."""
+    import dpdl
+
+    names = ("psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time", "checkpoint", "strict")
+    settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    run = dpdl.learn_adaptive if options.adaptive else dpdl.learn
+
+    def start(log: Any, keywords: dict[str, Any]) -> Any:
+        return run(log, rng=options.seed, **settings, **_question(options, log), **keywords)
+
+    return _run(options, start)
+
+
+def resume(options: Any) -> int:
+    """Continue a run from its checkpoint."""
+    import dpdl
+
+    return _run(options, lambda log, keywords: dpdl.resume(options.checkpoint, log, **keywords))
+
+
+def _run(options: Any, start: Callable[[Any, dict[str, Any]], Any]) -> int:
+    """Run the learner, write the result to OUT and print it."""
+    from dpdl.recording import Recorder
+
+    recorder = Recorder()
+    given = {name: getattr(options, name) for name in ("time_limit", "step_limit", "every")}
+    keywords = {name: value for name, value in given.items() if value is not None}
+    keywords |= {"progress": False if options.json else None}
+    with _output(options, (POLICY, RESULT, PICTURE)) as folder:
+        log = _read(options)
+        _check_storable(log, folder)
+        if folder is not None:  # nobody would see the picture otherwise
+            keywords["callback"] = recorder
+        result = start(log, keywords)
+        shown = ("status", "success", "message", "evaluation", "n_steps", "settings", "guarantee", "notes")
+        content = {name: getattr(result, name) for name in shown}
+        if folder is not None:
+            result.policy.save(folder / POLICY)
+            (folder / RESULT).write_text(json.dumps(plain(content), indent=1) + "\n")
+            drawn = len(recorder.steps) > 1 and _draw(lambda plots: plots.draw_convergence(recorder, folder / PICTURE))
+    text = repr(result)
+    limited = result.status.name in ("TIME_LIMIT", "STEP_LIMIT")
+    if options.checkpoint is not None and (limited or result.status.name == "INTERRUPTED"):
+        text += f"\n\nto go on: dpdl resume {shlex.quote(options.checkpoint)} {shlex.quote(options.log)}"
+    _show(options, content, text, () if folder is None or drawn else (PICTURE,))
+    if result.status.name == "INTERRUPTED":
+        return INTERRUPTED
+    return STOPPED if limited else OK if result.success else NOT_ENOUGH_DATA
+
+
+def _draw(draw: Callable[[Any], object]) -> bool:
+    """Draw with `dpdl.plots`, or say how to get pictures."""
+    try:
+        plots = import_module("dpdl.plots")
+    except ImportError:
+        print("No picture: matplotlib is not installed; pip install 'dpdl[plot]'", file=sys.stderr)
+        return False
+    draw(plots)
+    return True
+
+
+# Logs and questions.
+
+
+def _is_table(path: str) -> bool:
+    if os.path.isdir(path):
+        return not os.path.exists(os.path.join(path, "header.json"))
+    return str(path).endswith((".csv", ".csv.gz", ".parquet", ".pq"))
+
+
+def _read(options: Any, discretizer: Any = None) -> Any:
+    """Read the log that the options describe; a policy that is compared with it brings its discretizer along."""
+    from dpdl import read_log
+
+    roles = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
+    given = {name: getattr(options, name) for name in roles if getattr(options, name) is not None}
+    given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
+    costs = list(dict.fromkeys([*(options.costs or ()), *dict(getattr(options, "limits", None) or ())]))
+    if os.path.isdir(options.log) and not _is_table(options.log):  # it knows its costs
+        costs = []
+    if discretizer is None and options.bins is not None:
+        method = options.discretize or "quantile"
+        discretizer = {"method": method, "clusters" if method == "kmeans" else "bins": options.bins}
+    elif options.discretize is not None and options.bins is None:
+        raise ValueError("--discretize needs --bins")
+    return read_log(options.log, **given, costs=costs or None, missing=options.missing, discretizer=discretizer)
+
+
+def _question(options: Any, log: Any) -> dict[str, Any]:
+    """Arguments gamma, limits and limit_on; and rho0 for the states of ``--start``, found by their labels."""
+    pairs = options.limits or ()
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("--limits names a cost twice")
+    question: dict[str, Any] = {"gamma": options.gamma}
+    question |= {"limits": dict(pairs), "limit_on": options.limit_on} if pairs else {}
+    if options.start is None:
+        return question
+    import numpy as np
+
+    labels = range(log.n_states) if log.labels is None else log.labels.states
+    places = {str(label): k for k, label in enumerate(labels)}
+    rho0 = np.zeros(log.n_states)
+    for name in options.start:
+        if name not in places:
+            close = ", ".join(difflib.get_close_matches(name, places) or [*places][:3])
+            raise ValueError(f"--start {name}: the log has no such state; some that it has: {close}")
+        rho0[places[name]] += 1 / len(options.start)
+    return question | {"rho0": rho0}
+
+
+def _confidence(options: Any, *, accept_misfit: bool = True) -> dict[str, Any]:
+    """Arguments delta, cost_max and accept_misfit."""
+    accepted = {"accept_misfit": options.accept_misfit} if accept_misfit else {}
+    return {"delta": options.delta, "cost_max": dict(options.cost_max or ()) or None, **accepted}
+
+
+# Output.
+
+
+@contextlib.contextmanager
+def _output(options: Any, names: Sequence[str]) -> Iterator[Path | None]:
+    """Yield a new folder, which replaces OUT at once when all is written; None without ``--out``.
+
+    Whether OUT can be written is known before any work. If the work fails, what is there stays.
+    """
+    options.files = ()
+    if options.out is None:
+        yield None
+        return
+    from dpdl.files.atomic import TEMPORARY, beside, replacing
+
+    target = Path(os.path.realpath(options.out))
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{options.out} is a file, and --out must be a folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    empty = target.is_dir() and not any(target.iterdir())
+    with replacing(target, options.overwrite or empty, lambda path: set(os.listdir(path)) <= set(names)) as folder:
+        if sys.platform != "win32" and any(Path(other) != folder for other in beside(target, TEMPORARY)):
+            raise BlockingIOError(errno.EAGAIN, "another run is writing to it", str(options.out))
+        yield folder
+    options.files = tuple(names)
+
+
+def _check_storable(log: Any, folder: Path | None) -> None:
+    """Raise now what would be raised when the policy is written: labels that cannot be, or no room."""
+    if folder is None:
+        return
+    if log.labels is not None:
+        json.dumps(log.labels.to_json())
+    needed = 25 * log.n_states * log.n_actions + 2**21
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{free:,} bytes are free, and the answer may need {needed:,}", str(folder.parent))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: enumerations by name, data classes as objects, not finite numbers as null.
+
+    Examples
+    --------
+    >>> plain({"share": 0.5, "bound": float("inf"), "pairs": (1, 2)})
+    {'share': 0.5, 'bound': None, 'pairs': [1, 2]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in dataclasses.fields(value) if field.repr and not field.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in shown}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if hasattr(value, "tolist"):  # of NumPy
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _print(text: str) -> None:
+    print(printable(text), flush=True)
+
+
+def _show(options: Any, content: Mapping[str, Any], text: str, without: Sequence[str] = ()) -> int:
+    """Print the outcome and where files are, or with ``--json`` one object."""
+    written = [name for name in getattr(options, "files", ()) if name not in without]
+    files = {Path(name).stem: str(options.out / name) for name in written}
+    if options.json:
+        print(json.dumps(plain({**content, "files": files})))
+    else:
+        _print(
+            "\n".join([text, *([""] if files else []), *(f"{what + ':':<13}{path}" for what, path in files.items())])
+        )
+    return OK
+
+
+# Options.
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="dpdl",
-        description="A policy you may deploy, from logged data: high reward, every constraint kept, or a plain no.",
+        description="A policy that may be deployed, from logged data: certified, or a plain no.",
         epilog=f"{EXAMPLES['dpdl']}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_demo(commands)
-    _add_inspect(commands)
-    _add_solve(commands)
-    _add_certify(commands)
-    _add_learn(commands)
-    _add_resume(commands)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    add = _command(commands, demo, "write a clinic's log, find a certified policy, and compare it with the truth")
+    add("--patients", type=_count, default=1000, help="patients in the log (default %(default)s)")
+    add("--logs", type=int, default=12, help="further logs, to see how often limits break (default %(default)s)")
+    add("--seed", type=_seed, default=0, help="seed of the logs (default %(default)s)")
+    add("--picture", type=_picture, default="dpdl-demo.png", help="file to draw to (default %(default)s)")
+    add("--no-picture", dest="picture", action="store_const", const=None, help="draw nothing")
+
+    add = _command(commands, inspect, "show what is in a log: rows, states, actions, episodes, coverage", LOGS)
+    _add_log(add)
+    _add_output(add, out=False)
+
+    add = _command(commands, check, "test whether the log comes from one decision process with its states", LOGS)
+    _add_log(add)
+    add("--gamma", type=float, required=True, help="discount in (0, 1)")
+    _add_output(add, out=False)
+
+    text = "OUT gets answer.json, report.html and, only if certified, policy.json."
+    add = _command(commands, solve, "find a policy that may be deployed, with a certificate", f"{text}\n\n{LOGS}")
+    _add_log(add)
+    _add_question(add, bounds=True)
+    add("--time-limit", type=_seconds, metavar="SECONDS", help="stop with the best answer so far")
+    _add_output(add)
+
+    text = "The log must not be the one that the policy was chosen on."
+    add = _command(commands, certify, "bound reward and costs of a policy from anywhere on a log", f"{text}\n\n{LOGS}")
+    add("policy", metavar="POLICY", help="file that Policy.save, dpdl solve or dpdl learn has written")
+    _add_log(add)
+    _add_question(add, bounds=True)
+    _add_output(add, out=False)
+
+    add = _command(commands, frontier, "show what the best policy earns at each limit of a constraint", LOGS)
+    _add_log(add)
+    _add_question(add, bounds=True)
+    add("--constraint", metavar="NAME", help="whose limit varies (default: the first of --limits)")
+    add("--values", type=float, nargs="+", metavar="NUMBER", help="limits to try (default: eight)")
+    _add_output(add, out=False)
+
+    text = "The policy is judged on the log, and not certified: dpdl certify does that, on other data."
+    add = _command(commands, learn, "learn by the paper's method (Algorithm 1), with checkpoints", f"{text}\n\n{LOGS}")
+    _add_log(add)
+    _add_question(add)
+    add("--psi", type=float, help="deviation control: how far from the data the policy may go, >= 1")
+    add("--slater", type=float, help="some policy keeps every limit with this slack, in (0, 1]")
+    add("--T", type=_count, metavar="STEPS", help="number of steps")
+    add("--eps", type=float, help="accuracy, which implies the number of steps")
+    add("--kappa", type=float, help="conservatism: the margin to learn with")
+    add("--floor", type=float, help="least value of the estimated data distribution")
+    add("--order", choices=("replacement", "shuffle", "trajectory", "once"), help="how the log is read")
+    add("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
+    add("--strict", action="store_const", const=True, help="as the theorem has it: every row is read once, or an error")
+    add("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
+    add("--seed", type=_seed, help="seed of the run: same seed, same bits")
+    add("--checkpoint", metavar="FILE", help="write the state of the run here, for dpdl resume")
+    _add_limits_of_run(add)
+
+    add = _command(commands, resume, "continue a run of dpdl learn from its checkpoint, bit for bit", LOGS)
+    add("checkpoint", metavar="CHECKPOINT", help="what dpdl learn --checkpoint has written")
+    _add_log(add)
+    _add_limits_of_run(add)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {printable(message)} ({self.prog} --help shows the options)\n")
 
 
 class _Version(argparse.Action):
@@ -154,208 +610,64 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def _command(commands: Any, name: str, run: tuple[str, str], help: str, description: str = "") -> Any:
-    parser = commands.add_parser(
-        name,
-        help=help,
-        description=description or help,
-        epilog=f"{EXAMPLES[name]}\n{EXIT_CODES}" if name in EXAMPLES else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+Add = Callable[..., Any]
+
+
+def _command(commands: Any, run: Callable[[Any], int], help: str, more: str = "") -> Add:
+    name = run.__name__
+    epilog = f"{EXAMPLES[name]}\n{EXIT_CODES}" if name in EXAMPLES else None
+    raw = argparse.RawDescriptionHelpFormatter
+    text = f"{help[0].upper()}{help[1:]}.\n{more}"
+    parser = commands.add_parser(name, help=help, description=text, epilog=epilog, formatter_class=raw)
     parser.set_defaults(run=run)
-    return parser
+    return parser.add_argument  # type: ignore[no-any-return]
 
 
-def _add_demo(commands: Any) -> None:
-    parser = _command(
-        commands, "demo", ("field", "demo"), "learn to cross a burning field from a log of mediocre crossings"
-    )
-    parser.add_argument("--transitions", type=_count, default=200_000, help="length of the log (default %(default)s)")
-    parser.add_argument("--steps", type=_count, default=40_000_000, help="steps of the learner (default %(default)s)")
-    _add_seed(parser, "of the log and of the learner", default=0)
-    parser.add_argument(
-        "--picture", type=_picture, default="dpdl-demo.png", help="file to draw to (default %(default)s)"
-    )
-    parser.add_argument("--no-picture", dest="picture", action="store_const", const=None, help="draw nothing")
-
-
-def _add_inspect(commands: Any) -> None:
-    about = "show what is in a log: rows, states, actions, episodes, coverage, what is missing"
-    parser = _command(commands, "inspect", ("inspect", "inspect"), about, f"{about}\n\n{LOGS}")
-    _add_log(parser)
-    _add_json(parser)
-
-
-def _add_solve(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "solve",
-        ("solve", "solve"),
-        "find a policy that may be deployed, with a certificate, or say why there is none",
-        "Find the policy with the highest reward whose constraints hold with probability 1 - delta, and certify it.\n"
-        f"OUT gets policy.json (only if certified), answer.json and report.html.\n\n{LOGS}",
-    )
-    _add_log(parser, gamma=True)
-    _add_certificate(parser)
-    group = parser.add_argument_group("answer")
-    group.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop with the best answer so far")
-    _add_out(group, "folder to write to")
-    _add_json(parser)
-
-
-def _add_certify(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "certify",
-        ("solve", "certify"),
-        "certify a policy from anywhere on a log",
-        f"Bound the reward and the constraints of a policy on a log that it was not chosen on.\n\n{LOGS}",
-    )
-    parser.add_argument("policy", metavar="POLICY", help="file that Policy.save, dpdl solve or dpdl learn has written")
-    _add_log(parser, gamma=True)
-    _add_certificate(parser)
-    _add_json(parser)
-
-
-def _add_learn(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "learn",
-        ("learn", "learn"),
-        "learn by the paper's method (DPDL), with its settings and checkpoints",
-        "Learn a policy by stochastic primal-dual descent-ascent with deviation control. With --psi, --slater and\n"
-        "--steps or --eps this is Algorithm 1 of the paper; what is missing is found from the data. The policy is\n"
-        f"judged on the log, and not certified: dpdl certify does that, on other data.\n\n{LOGS}",
-    )
-    _add_log(parser, gamma=True)
-    group = parser.add_argument_group("settings of the method")
-    group.add_argument("--psi", type=float, help="deviation control: how far from the data the policy may go, >= 1")
-    group.add_argument("--slater", type=float, help="some policy keeps every constraint with this slack, in (0, 1]")
-    group.add_argument("--steps", dest="T", type=_count, help="number of steps")
-    group.add_argument("--eps", type=float, help="accuracy, which implies the number of steps")
-    group.add_argument("--kappa", type=float, help="conservatism: the margin to learn with")
-    group.add_argument("--floor", type=float, help="least value of the estimated data distribution")
-    orders = ("replacement", "shuffle", "trajectory", "once")
-    group.add_argument("--order", choices=orders, help="how the log is read")
-    group.add_argument("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
-    _add_start(group)
-    group.add_argument("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
-    _add_run(parser)
-    _add_seed(parser, "of the run: same seed, same bits")
-    parser.add_argument("--checkpoint", metavar="FILE", help="write the state of the run here, for dpdl resume")
-
-
-def _add_resume(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "resume",
-        ("learn", "resume"),
-        "continue a run of dpdl learn from its checkpoint, bit for bit",
-        f"Continue a run from its checkpoint: the result is that of a run which was never interrupted.\n\n{LOGS}",
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="what dpdl learn --checkpoint has written")
-    _add_log(parser)
-    _add_run(parser)
-
-
-# Options that several subcommands have.
-
-
-def _add_log(parser: Any, *, gamma: bool = False) -> None:
-    parser.add_argument("log", metavar="LOG", help="the log; see above")
-    group = parser.add_argument_group("the log")
+def _add_log(add: Add) -> None:
+    add("log", metavar="LOG", help="the log; see above")
     several = {"action": "append", "metavar": "COLUMN"}
-    group.add_argument("--state", **several, help="state; give it again for each part of a state of several columns")
-    group.add_argument("--action", **several, help="action; likewise")
-    group.add_argument("--reward", metavar="COLUMN", help="reward")
-    group.add_argument("--next-state", **several, help="next state; by default the next row of the episode")
-    group.add_argument(
-        "--cost",
-        dest="costs",
-        action="append",
-        type=_cost,
-        metavar="COLUMN[=LIMIT]",
-        help="a cost, and its upper limit in the units of the column; give it again for each cost",
-    )
-    group.add_argument(
-        "--limit-on",
-        choices=("total", "average"),
-        help="whether limits bound discounted totals, or discounted averages per step; no default, because the two "
-        "differ by a factor 1/(1-gamma)",
-    )
-    group.add_argument("--gamma", type=float, required=gamma, help="discount in (0, 1)")
-    group.add_argument("--episode", metavar="COLUMN", help="the same value in all rows of an episode")
-    group.add_argument("--time", metavar="COLUMN", help="numbers or dates that sort the rows of an episode")
-    ends = {"type": _column_or_flag, "metavar": "COLUMN"}
-    group.add_argument(
-        "--terminated", **ends, help="rows that ended their episode; true: the last row of each, false: none"
-    )
-    group.add_argument(
-        "--truncated", **ends, help="rows at which only the record stops; true: the last row of each episode"
-    )
-    group.add_argument(
-        "--missing", choices=("error", "drop"), default="error", help="rows with missing values (default %(default)s)"
-    )
-    group.add_argument(
-        "--bins",
-        type=_count,
-        metavar="N",
-        help="make states of continuous observations: N bins per dimension, or N clusters with --discretize kmeans",
-    )
-    group.add_argument("--discretize", choices=("quantile", "uniform", "kmeans"), help="how (default quantile)")
+    add("--state", **several, help="state; give it again for each part of a state of several columns")
+    add("--action", **several, help="action; likewise")
+    add("--reward", metavar="COLUMN", help="reward")
+    add("--next-state", **several, help="next state; by default the next row of the episode")
+    add("--costs", action="extend", nargs="+", metavar="COLUMN", help="costs without limits")
+    add("--episode", metavar="COLUMN", help="the same value in all rows of an episode")
+    add("--time", metavar="COLUMN", help="numbers or dates that sort the rows of an episode")
+    ends = {"type": lambda text: {"true": True, "false": False}.get(text, text), "metavar": "COLUMN"}
+    add("--terminated", **ends, help="rows that ended their episode; true: the last row of each, false: none")
+    add("--truncated", **ends, help="rows at which only the record stops; true: the last row of each episode")
+    add("--missing", choices=("error", "drop"), default="error", help="rows with missing values (default %(default)s)")
+    add("--bins", type=_count, metavar="N", help="make states of numbers: N bins a dimension, or N clusters")
+    add("--discretize", choices=("quantile", "uniform", "kmeans"), help="how (default quantile)")
 
 
-def _add_start(parser: Any) -> None:
-    parser.add_argument(
-        "--start",
-        action="append",
-        metavar="STATE",
-        help="a state in which episodes begin; several are equally likely (default: as the episodes of the log)",
-    )
+def _add_question(add: Add, *, bounds: bool = False) -> None:
+    add("--gamma", type=float, required=True, help="discount in (0, 1)")
+    pairs = {"type": _pair, "action": "extend", "nargs": "+", "metavar": "NAME=NUMBER"}
+    add("--limits", **pairs, help="upper limits of costs, in the units of their columns")
+    text = "what limits bound: discounted totals, or discounted averages per step; the two differ by 1/(1-gamma)"
+    add("--limit-on", choices=("total", "average"), help=text)
+    text = "a state in which episodes begin; several are equally likely (default: as the episodes of the log)"
+    add("--start", action="append", metavar="STATE", help=text)
+    if bounds:
+        add("--delta", type=float, default=0.05, help="share of logs whose certificate may be wrong (default 0.05)")
+        text = "the most that a step may cost (default: no surprise is larger than the largest in the log)"
+        add("--cost-max", **pairs, help=text)
+        add("--accept-misfit", action="store_true", help="certify under the model even if the log contradicts it")
 
 
-def _add_certificate(parser: Any) -> None:
-    _add_start(parser)
-    group = parser.add_argument_group("certificate")
-    group.add_argument(
-        "--delta", type=float, default=0.05, help="probability that the certificate may be wrong (default %(default)s)"
-    )
-    group.add_argument(
-        "--cost-max",
-        type=_cost,
-        action="extend",
-        nargs="+",
-        metavar="NAME=NUMBER",
-        help="the most that a step may cost (default: no surprise is larger than the largest in the log)",
-    )
-    group.add_argument(
-        "--accept-misfit",
-        action="store_true",
-        help="certify under the model even if the log contradicts it; the answer says so",
-    )
+def _add_limits_of_run(add: Add) -> None:
+    add("--time-limit", type=_seconds, metavar="SECONDS", help="stop after this time")
+    add("--step-limit", type=_count, metavar="STEPS", help="stop after this many of the steps")
+    add("--every", type=_seconds, metavar="SECONDS", help="time between two checkpoints")
+    _add_output(add)
 
 
-def _add_run(parser: Any) -> None:
-    group = parser.add_argument_group("the run")
-    group.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop after this time")
-    group.add_argument("--step-limit", type=_count, metavar="STEPS", help="stop after this many of the steps")
-    group.add_argument("--every", type=_seconds, metavar="SECONDS", help="time between two checkpoints")
-    _add_out(group, "folder for policy.json, result.json and, with matplotlib, convergence.png")
-    _add_json(parser)
-
-
-def _add_out(parser: Any, text: str) -> None:
-    parser.add_argument("-o", "--out", type=Path, metavar="OUT", help=text)
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run has written to OUT")
-
-
-def _add_seed(parser: Any, text: str, default: int | None = None) -> None:
-    shown = "" if default is None else " (default %(default)s)"
-    parser.add_argument("--seed", type=_seed, default=default, help=f"seed {text}{shown}")
-
-
-def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text, for scripts")
+def _add_output(add: Add, *, out: bool = True) -> None:
+    if out:
+        add("-o", "--out", type=Path, metavar="OUT", help="folder to write to; replaced when the answer is complete")
+        add("--overwrite", action="store_true", help="replace what an earlier run has written to OUT")
+    add("--json", action="store_true", help="print one JSON object instead of text, for scripts")
 
 
 # Kinds of values.
@@ -375,6 +687,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return number
+
+
 def _picture(text: str) -> str:
     path = Path(text)
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
@@ -384,27 +703,14 @@ def _picture(text: str) -> str:
     return text
 
 
-def _seed(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return number
-
-
-def _cost(text: str) -> tuple[str, float | None]:
-    name, equals, limit = text.rpartition("=")
+def _pair(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
     try:
-        return (name, float(limit)) if equals and name else (text, None)
+        if name:
+            return name, float(number)
     except ValueError:
-        return _no_limit(text)
-
-
-def _no_limit(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"must be COLUMN or COLUMN=LIMIT with a number for LIMIT, got {text!r}")
-
-
-def _column_or_flag(text: str) -> str | bool:
-    return {"true": True, "false": False}.get(text, text)
+        pass
+    raise argparse.ArgumentTypeError(f"must be NAME=NUMBER, got {text!r}")
 
 
 def _mixing_time(text: str) -> float | str:

@@ -1,77 +1,241 @@
-"""What ``dpdl demo`` shows: a policy learned on a gridworld from a log alone, beside those that know the model."""
+"""The demo: a clinic's log, the policy that it certifies, and the truth, because here the model is known.
+
+States are wards and drugs are actions; a row is a day of a patient. The log is written as CSV, tested, solved and
+reported on like anybody's log. The same is repeated on further logs of the same clinic, which shows how often the
+plug-in optimum and certified policies break a limit.
+"""
 
 from __future__ import annotations
 
-import time
+import csv
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dpdl import theory
+from dpdl import _text as text
+from dpdl import check_model, read_log
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.instances import GridWorld, hazard_gridworld
-from dpdl.learner.learn import learn
-from dpdl.models.solution import Evaluation
-from dpdl.result import Result
-from dpdl.settings import Settings
+from dpdl.models.cmdp import CMDP
+from dpdl.models.plug_in import plug_in
+from dpdl.models.status_line import StatusLine
+from dpdl.report import write_report
+from dpdl.safety.answer import Answer
+from dpdl.safety.safe import safe_policy
 
-#: The demo's choice: psi a little above C*, some conservatism.
-PSI, KAPPA, SLATER = 8.0, 0.1, 0.15
+CSV, REPORT = "clinic.csv", "dpdl-demo.html"
+WARDS = ("admission", "ward", "high care", "intensive care", "rehabilitation")
+DRUGS = ("none", "low", "medium", "high")
+#: The question: discount, and upper limits on discounted totals per patient.
+QUESTION: dict[str, Any] = {"gamma": 0.95, "limits": {"side effects": 1.5, "icu days": 0.8}, "limit_on": "total"}
+#: Roles of the columns of the CSV.
+COLUMNS: dict[str, Any] = {
+    "state": "ward",
+    "action": "drug",
+    "reward": "gain",
+    "costs": ["side effects", "icu days"],
+    "episode": "patient",
+    "time": "day",
+    "terminated": "left",
+}
+
+#: Where patients are next, for the drug that suits the ward and for none: wards in order, then leaving.
+_BEST = np.array(
+    [
+        [0.00, 0.60, 0.05, 0.00, 0.25, 0.10],
+        [0.00, 0.45, 0.05, 0.00, 0.35, 0.15],
+        [0.00, 0.40, 0.45, 0.05, 0.10, 0.00],
+        [0.00, 0.05, 0.50, 0.40, 0.00, 0.05],
+        [0.00, 0.05, 0.00, 0.00, 0.55, 0.40],
+    ]
+)
+_WORST = np.array(
+    [
+        [0.00, 0.40, 0.40, 0.20, 0.00, 0.00],
+        [0.00, 0.45, 0.35, 0.10, 0.05, 0.05],
+        [0.00, 0.05, 0.50, 0.40, 0.00, 0.05],
+        [0.00, 0.00, 0.10, 0.75, 0.00, 0.15],
+        [0.00, 0.20, 0.10, 0.00, 0.50, 0.20],
+    ]
+)
+#: How well each drug suits each ward; side effects of a day under each drug; what the clinic gives now.
+_SUITS = np.array(
+    [[0.0, 0.5, 0.8, 1.0], [0.1, 0.6, 0.9, 1.0], [0.0, 0.3, 0.7, 1.0], [0.0, 0.2, 0.6, 1.0], [0.6, 0.9, 1.0, 0.9]]
+)
+_EFFECTS = np.array([0.0, 0.1, 0.3, 0.6])
+_NOW = np.array(
+    [[0.3, 0.4, 0.2, 0.1], [0.3, 0.4, 0.2, 0.1], [0.2, 0.3, 0.3, 0.2], [0.1, 0.3, 0.3, 0.3], [0.4, 0.3, 0.2, 0.1]]
+)
+#: What a day is worth: well-being by ward, and a discharge.
+_WELL, _DISCHARGE = np.array([0.0, 1.0, 0.0, -1.0, 2.0]), 10.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Discounted totals of a policy in the true model, in the units of the log."""
+
+    reward: float
+    costs: tuple[float, ...]
+
+    @property
+    def over(self) -> float:
+        """By how much a limit is exceeded at worst, relative to it."""
+        return max(cost / limit - 1 for cost, limit in zip(self.costs, QUESTION["limits"].values(), strict=True))
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether every limit is kept, up to the accuracy of the solver."""
+        return self.over <= 1e-7
+
+
+def moves() -> Array:
+    """Probabilities of the next ward, and last of leaving, by ward and drug."""
+    suits = _SUITS[:, :, None]
+    return suits * _BEST[:, None] + (1 - suits) * _WORST[:, None]
+
+
+def true_means() -> Array:
+    """Expected gain, side effects and days in intensive care of a day, by ward and drug."""
+    leave = moves()[:, :, -1]
+    gain = _WELL[:, None] + _DISCHARGE * leave
+    return np.stack([gain, _EFFECTS + 0 * gain, (np.array(WARDS) == "intensive care")[:, None] + 0 * gain])
+
+
+def evaluate(policy: ArrayLike) -> Truth:
+    """Evaluate a policy, wards and drugs in the order of `WARDS` and `DRUGS`, in the true model."""
+    table = np.asarray(policy)
+    P = (table[:, :, None] * moves()[:, :, :-1]).sum(axis=1)
+    visits = np.linalg.solve(np.eye(len(WARDS)) - QUESTION["gamma"] * P.T, np.eye(len(WARDS))[0])
+    reward, *costs = np.einsum("s,sa,isa->i", visits, table, true_means())
+    return Truth(float(reward), tuple(map(float, costs)))
+
+
+def best_policy() -> Array:
+    """The best policy that keeps the limits, for who knows the model."""
+    means, leave, gamma = true_means(), moves()[:, :, -1], QUESTION["gamma"]
+    limits = np.array([*QUESTION["limits"].values()])[:, None, None]
+    slack = limits * (leave + (1 - gamma) * (1 - leave)) - means[1:]  # what would follow an end is free
+    first, scale = np.eye(len(WARDS))[0], abs(means[0]).max()
+    model = CMDP(moves()[:, :, :-1], means[0] / scale, slack / abs(slack).max(), gamma, first, leave)
+    return model.solve().policy
+
+
+def record(n_patients: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """The log of the clinic: columns of a table, one row a day and patient."""
+    after, given = moves().cumsum(axis=2), _NOW.cumsum(axis=1)
+    patient, ward, day = np.arange(n_patients), np.zeros(n_patients, dtype=int), 0
+    parts = []
+    while len(patient):
+        drug = (given[ward] < rng.random((len(patient), 1))).sum(axis=1)
+        next_ward = (after[ward, drug] < rng.random((len(patient), 1))).sum(axis=1)
+        left = next_ward == len(WARDS)
+        gain = (_WELL[ward] + _DISCHARGE * left + rng.normal(size=len(patient))).round(1)
+        parts.append([patient, np.full(len(patient), day), ward, drug, gain, rng.poisson(_EFFECTS[drug]), left])
+        patient, ward, day = patient[~left], next_ward[~left], day + 1
+    patient, days, wards, drug, gain, effects, left = (np.concatenate(column) for column in zip(*parts, strict=True))
+    columns = {
+        "patient": patient,
+        "day": days,
+        "ward": np.array(WARDS)[wards],
+        "drug": np.array(DRUGS)[drug],
+        "gain": gain,
+        "side effects": effects,
+        "icu days": (wards == WARDS.index("intensive care")).astype(int),
+        "left": left,
+    }
+    order = np.lexsort((days, patient))
+    return {name: column[order] for name, column in columns.items()}
+
+
+def write_csv(table: dict[str, NDArray[Any]], path: str) -> None:
+    """Write columns as CSV."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+
+
+def in_order(policy: ArrayLike, log: Dataset) -> Array:
+    """A policy on the labels of a log as a table in the order of `WARDS` and `DRUGS`."""
+    assert log.labels is not None
+    rows = [log.labels.states.index(ward) for ward in WARDS]
+    return np.asarray(policy)[np.ix_(rows, [log.labels.actions.index(drug) for drug in DRUGS])]
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Everything the demo shows: the grid, the log, the run and the policies compared."""
+    """Everything that the demo shows.
 
-    grid: GridWorld
+    Attributes
+    ----------
+    log : Dataset
+    answer : Answer
+    truths : dict of str to Truth
+        The truth about each policy of the table.
+    plug_in, certified : list of Truth
+        On this log and further ones: about the plug-in optimum, and about the certified policy where there is one.
+    """
+
     log: Dataset
-    result: Result
-    rows: dict[str, Evaluation]
-    seconds: float
+    answer: Answer
+    truths: dict[str, Truth]
+    plug_in: list[Truth]
+    certified: list[Truth]
 
 
-def run_demo(n_transitions: int = 200_000, n_steps: int = 40_000_000, seed: int = 0) -> Demo:
-    """Make a log with the behaviour policy, learn from it, and compare policies on the true model."""
-    grid = hazard_gridworld()
-    cmdp = grid.cmdp
-    rng = np.random.default_rng(seed)
-    behaviour = grid.behaviour()
-    log = cmdp.rollout(n_transitions, behaviour, rng=rng)
-    problem = theory.Problem(cmdp.n_states, cmdp.n_actions, cmdp.n_utilities, cmdp.gamma, SLATER, PSI)
-    settings = Settings(
-        gamma=cmdp.gamma,
-        slater=SLATER,
-        psi=PSI,
-        T=n_steps,
-        kappa=KAPPA,
-        floor=1e-5,
-        # Tuned on this gridworld: for so few steps the scales of Theorem 4.1 are too slow.
-        alpha_V=50 * theory.scale_V(problem),
-        alpha_lam=0.3 * theory.scale_lam(problem),
-        alpha_x=5e-4 * theory.scale_x(problem),
-        radius_V=1.5 / (1 - cmdp.gamma),
-    )
-    began = time.perf_counter()
-    result = learn(log, settings, rho0=cmdp.rho0, rng=rng)
-    seconds = time.perf_counter() - began
-    policies: dict[str, ArrayLike] = {
-        "behaviour (made the log)": behaviour,
-        "unconstrained optimum": cmdp.unconstrained().solve().policy,
-        "constrained optimum": cmdp.solve().policy,
-        "learned from the log": result.policy,
-    }
-    return Demo(grid, log, result, {name: cmdp.evaluate(p) for name, p in policies.items()}, seconds)
+def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Callable[[str], None] = print) -> Demo:
+    """Write clinic.csv, test and solve it, report on it, and compare with the truth, also on further logs."""
+    streams = np.random.default_rng(seed).spawn(1 + n_logs)
+    table = record(n_patients, streams[0])
+    write_csv(table, CSV)
+    limits = ", ".join(f"{name} at most {limit:g}" for name, limit in QUESTION["limits"].items())
+    say(f"A clinic treats patients in five wards with four doses of a drug. {CSV} is its log:")
+    say(f"{n_patients:,} patients, {len(table['day']):,} days. Wanted: the treatment with the highest gain, with")
+    say(f"{limits} per patient (discounted by {QUESTION['gamma']} a day).\n")
+    log = read_log(table, **COLUMNS)
+    say("Does the log come from one decision process with these wards as states?")
+    say(f"  {check_model(log, gamma=QUESTION['gamma']).message}\n")
+    say("Which policy may be deployed?")
+    answer = safe_policy(log, **QUESTION)
+    write_report(answer, REPORT, log=log, source=CSV, command="dpdl demo", overwrite=True)
+    say(f"  {answer.status.value.upper()}: {answer.message}\n")
+    plan, certified = compare(log, answer)
+    truths = {"what the clinic does now": evaluate(_NOW), "plug-in optimum": plan}
+    truths |= {} if certified is None else {"certified policy": certified}
+    truths["best, if the model were known"] = evaluate(best_policy())
+    say(f"Was that right? Here the true clinic is known:\n\n{_table(truths)}\n")
+    plans, policies = [plan], [] if certified is None else [certified]
+    with StatusLine() as line:
+        for k, stream in enumerate(streams[1:]):
+            if line.is_due():
+                line.draw(f"the same on {n_logs} further logs: {k} done")
+            plan, certified = compare(read_log(record(n_patients, stream), **COLUMNS))
+            plans.append(plan)
+            policies += [] if certified is None else [certified]
+    if n_logs:
+        broken, wrong = sum(not truth.is_safe for truth in plans), sum(not truth.is_safe for truth in policies)
+        say(f"The same on {n_logs} further logs of the clinic. Of all {1 + n_logs}:")
+        say(f"  plug-in optimum:   {broken} break a limit")
+        say(f"  certified policy:  {wrong} of {len(policies)} break a limit\n")
+    say(f"log:         {CSV}\nreport:      {REPORT}")
+    return Demo(log, answer, truths, plans, policies)
 
 
-def table(demo: Demo) -> str:
-    """Lay out the comparison: reward and each utility, which must not be negative."""
-    names = ("fire", "mud")
-    head = f"{'policy':<26} {'reward':>8}" + "".join(f" {name + ' slack':>11}" for name in names) + "   safe?"
-    lines = [head, "-" * len(head)]
-    for name, row in demo.rows.items():
-        # The LP leaves an active constraint at zero within its own accuracy.
-        safe = bool((row.utilities >= -1e-7).all())
-        slack = "".join(f" {value + 0.0:>11.3f}" for value in np.round(row.utilities, 3))
-        lines.append(f"{name:<26} {row.reward:>8.3f}{slack}   {'yes' if safe else 'NO'}")
-    return "\n".join(lines)
+def compare(log: Dataset, answer: Answer | None = None) -> tuple[Truth, Truth | None]:
+    """The truth about the plug-in optimum of a log and its certified policy, None if it certifies none."""
+    answer = safe_policy(log, **QUESTION, progress=False) if answer is None else answer
+    plan = plug_in(log, **QUESTION).solve().policy
+    certified = None if answer.policy is None else evaluate(in_order(answer.policy, log))
+    return evaluate(in_order(plan, log)), certified
+
+
+def _table(truths: dict[str, Truth]) -> str:
+    header = ("policy", "gain", *(f"{name} (<= {limit:g})" for name, limit in QUESTION["limits"].items()), "limits")
+    rows = [
+        (name, f"{t.reward:.2f}", *(f"{cost:.3f}" for cost in t.costs), "kept" if t.is_safe else "BROKEN")
+        for name, t in truths.items()
+    ]
+    return "\n".join(text.aligned(header, rows))

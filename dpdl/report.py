@@ -1,7 +1,8 @@
-"""One self-contained HTML file about an answer: for the colleague who has to sign off, and for the files.
+"""One self-contained HTML file about an answer, for the colleague who has to sign off, and for the files.
 
-Nothing is loaded from elsewhere: pictures are inside (if matplotlib is installed; without it there are tables only).
-The certificate comes first, then what it rests on.
+The first line is the answer. Then come the figures with their limits, what the log shows by itself, whether the model
+fits, where data is missing, the policy, the assumptions, and where all of it comes from. Nothing is loaded from
+elsewhere: pictures are inside (if matplotlib is installed; without it there are tables only).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,11 +22,12 @@ import numpy as np
 from dpdl import _validation as check
 from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
-from dpdl.files.atomic import naming_the_target, refuse, temporary_file
+from dpdl.files.atomic import replacing_file
 from dpdl.safety.answer import Answer, AnswerStatus
+from dpdl.safety.certificate import Bound
 
-#: Rows of the policy's table, and of other lists, that are shown; the files have all.
-MOST_STATES, MOST_ROWS = 60, 15
+#: Rows of the policy's table that are shown; the file has all.
+MOST_STATES = 60
 
 VERDICTS = {
     AnswerStatus.CERTIFIED: ("good", "Certified"),
@@ -38,10 +42,9 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 56rem; color: var(--ink); background: #fff;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 1.5rem; margin: .2rem 0 .6rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; }
 p { margin: .5rem 0; } .soft { color: var(--soft); font-size: .92rem; }
 .verdict { border-left: .5rem solid var(--soft); background: #f4f4f8; padding: .7rem 1rem; border-radius: .2rem; }
-.verdict b { font-size: 1.25rem; display: block; }
 .verdict.good { border-color: var(--good); background: #e9f6f1; }
 .verdict.bad { border-color: var(--bad); background: #fbeee6; }
 .verdict.open { border-color: #b07900; background: #fdf5e2; }
@@ -61,46 +64,50 @@ li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
 
 
 def write_report(
-    answer: Answer, path: str | os.PathLike[str], *, log: Dataset | None = None, overwrite: bool = False
+    answer: Answer,
+    path: str | os.PathLike[str],
+    *,
+    log: Dataset | None = None,
+    source: str | None = None,
+    command: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write the report of an answer to one HTML file that needs nothing else.
 
     Parameters
     ----------
     answer : Answer
-        What `safe_policy` returned.
+        The result of `safe_policy`.
     path : path
         The file, written atomically.
     log : Dataset, optional
-        The log of the answer, for the picture of its coverage.
+        The log of the answer, for the picture of its coverage and for its fingerprint.
+    source, command : str, optional
+        The file of the log, and the command or script that made the report; both are repeated at its end.
     overwrite : bool, optional
         Replace a file that is there.
     """
     check.instance("answer", answer, Answer)
-    target = Path(os.path.realpath(check.path("path", path)))
-    if not check.flag("overwrite", overwrite) and os.path.lexists(target):
-        refuse(target, "it exists already; pass overwrite=True to replace it")
-    with naming_the_target(target), temporary_file(target) as temporary:
-        Path(temporary).write_text(report_html(answer, log), encoding="utf-8")
-        os.replace(temporary, target)
+    with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
+        file.write(report_html(answer, log, source, command).encode())
 
 
-def report_html(answer: Answer, log: Dataset | None = None) -> str:
-    """The report as the text of a page."""
+def report_html(
+    answer: Answer, log: Dataset | None = None, source: str | None = None, command: str | None = None
+) -> str:
+    """Return the report as the text of a page; the arguments are those of `write_report`."""
     kind, verdict = VERDICTS[answer.status]
     if answer.success and answer.certificate.fit.rejected:
         kind, verdict = "open", "Certified under the model, which the log contradicts"
     sections = [
-        f"<h1>May this policy be deployed?</h1>{_asked(answer)}",
-        f'<div class="verdict {kind}"><b>{verdict}</b>{escape(answer.message)}</div>',
+        f'<div class="verdict {kind}"><h1>{verdict}</h1>{escape(answer.message)}</div>{_asked(answer)}',
         _certificate(answer),
-        _needed(answer),
-        _fit(answer),
+        _own(answer),
+        f"<h2>Does the log fit the model?</h2>{_wide(answer.certificate.fit._repr_html_())}",
         _coverage(answer, log),
         _policy(answer),
-        _making(answer),
         _caveats(answer),
-        _notes(answer),
+        _provenance(answer, log, source, command),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -115,170 +122,116 @@ def report_html(answer: Answer, log: Dataset | None = None) -> str:
 
 
 def _asked(answer: Answer) -> str:
-    found, settings = answer.certificate, answer.settings
-    limits = [f"{escape(one.name)} {_limit(one)}" for one in found.constraints]
+    certificate = answer.certificate
+    limits = [f"{escape(bound.name)} {_limit(bound)}" for bound in certificate.constraints]
     return (
-        f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no constraint'}, "
-        f"discounted by gamma = {settings['gamma']:g}, from a log of {found.n_transitions:,} transitions. "
-        f"All limits together may be misjudged with probability {settings['delta']:g}.</p>"
+        f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no limit'}, "
+        f"discounted by gamma = {certificate.gamma:g}, from a log of {certificate.n_transitions:,} rows. At most about "
+        f"{certificate.delta:.3g} of logs like this one may lead to a certificate whose limit is broken.</p>"
     )
 
 
 def _certificate(answer: Answer) -> str:
-    found = answer.certificate
-    certified = answer.status is AnswerStatus.CERTIFIED
-    title = "The certificate" if certified else "What the closest policy comes to, which must not be deployed"
+    certificate = answer.certificate
+    title = "The figures" if answer.success else "The policy that came closest, which must not be deployed"
+    bounds = (*certificate.constraints, certificate.reward, certificate.behaviour)
+    episodes = any(bound.per_episode is not None for bound in bounds)
     rows = []
-    for one in found.constraints:
-        assert one.limit is not None
-        broken = one.estimate > one.limit if one.is_cost else one.estimate < one.limit
-        verdict = "kept" if one.kept else "broken" if broken else "not shown"
-        verdict = f'<span class="{"kept" if one.kept else "broken"}">{verdict}</span>'
-        rows.append(
-            [_name(one), _number(one.estimate), _number(one.error, 2), _number(one.bound), _limit(one), verdict]
-        )
-    table = (
-        _table(["constraint", "estimate", "std. error", "bound", "limit", "verdict"], rows, raw=(5,)) if rows else ""
-    )
-    picture = (
-        _picture("draw_certificate", "estimates and bounds of the constraints relative to their limits", found)
-        if rows
-        else ""
-    )
-    reward = [("this policy", found.reward)]
-    if found.behaviour is not None:
-        reward.append((found.behaviour.name.removeprefix("reward of "), found.behaviour))
-    episodes = any(one.per_episode is not None for _, one in reward)
-    head = ["reward", "estimate", "std. error", "lower bound", *(["per episode"] if episodes else [])]
-    gains = _table(
-        head,
-        [
-            [
-                name,
-                _number(one.estimate),
-                _number(one.error, 2),
-                _number(one.bound),
-                *([_episode(one)] if episodes else []),
-            ]
-            for name, one in reward
-        ],
-    )
-    unseen = f"<p>{found.unseen:.2%} of the time is spent where the log shows nothing: the worst case is assumed.</p>"
-    unseen = unseen if found.unseen > 1e-9 else ""
-    return f"<h2>{title}</h2>{table}{picture}{gains}{unseen}"
+    for bound in bounds:
+        cells = [_name(bound), _number(bound.estimate), _number(bound.error, 2), _number(bound.bound)]
+        cells += [_limit(bound) if bound.limit is not None else "", _verdict(bound)]
+        rows.append(cells + ([_number(bound.per_episode)] if episodes else []))
+    head = ["discounted", "estimate", "std. error", "bound", "limit", "", *(["per episode"] if episodes else [])]
+    picture = ""
+    if certificate.constraints:
+        what = "estimates and bounds of the costs relative to their limits"
+        picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
+    text = "A limit is kept if its bound is: the bound allows for the noise of the log."
+    return f'<h2>{title}</h2>{picture}{_table(head, rows, raw=(5,))}<p class="soft">{text}</p>'
 
 
-def _needed(answer: Answer) -> str:
-    if answer.needed is None:
+def _own(answer: Answer) -> str:
+    """The totals of the log's own episodes, from the rows, without any model."""
+    totals = answer.certificate.fit.totals
+    if not totals:
         return ""
+    limits = {bound.name: _limit(bound) for bound in answer.certificate.constraints if not bound.is_average}
     rows = [
-        [str(state), str(action), f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where
+        [
+            own.name,
+            _number(own.discounted),
+            _number(own.discounted_error, 2),
+            limits.get(own.name, ""),
+            _number(own.total),
+            _number(own.total_error, 2),
+        ]
+        for own in totals
     ]
-    much = answer.needed.n_transitions
-    text = (
-        "How much data would do cannot be told: the estimates themselves do not keep the limits."
-        if much is None
-        else f"About {much:,} transitions of the same kind would do (an extrapolation, not a promise)."
-    )
-    table = _table(["state", "action", "times logged", "share of the squared error"], rows, left=(0, 1)) if rows else ""
-    return f"<h2>What would help</h2><p>{text}</p>{table and '<p>Rows that would help most:</p>'}{table}"
-
-
-def _fit(answer: Answer) -> str:
-    return f"<h2>Does the log fit the model?</h2>{answer.certificate.fit._repr_html_()}"
+    head = ["an episode of the log", "discounted", "std. error", "limit", "undiscounted", "std. error"]
+    text = f"{totals[0].episodes:,} episodes as they were logged; no model, and not this policy."
+    return f"<h2>The log by itself</h2><p>{text}</p>{_table(head, rows)}"
 
 
 def _coverage(answer: Answer, log: Dataset | None) -> str:
+    text = ""
+    if answer.needed is not None:
+        much = answer.needed.n_transitions
+        text = "<p>How much data would do cannot be told: the estimates themselves do not keep the limits.</p>"
+        if much is not None:
+            text = f"<p>About {much:,} rows of the same kind would do (an extrapolation, not a promise).</p>"
+        rows = [[state, action, f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where]
+        head = ["state", "action", "times logged", f"share of {answer.needed.binds}"]
+        text += f"<p>Rows that would help most:</p>{_table(head, rows, left=(0, 1))}" if rows else ""
     picture = ""
     if log is not None:
-        gamma = answer.settings["gamma"]
-        picture = _picture(
-            "draw_coverage",
-            "how often pairs were logged, and where the policy acts",
-            log,
-            policy=answer.policy,
-            gamma=gamma,
-        )
-    return f'<h2>What the log covers</h2><div class="wide">{answer.coverage._repr_html_()}</div>{picture}'
+        picture = _picture("plot_coverage", "how often pairs of state and action were logged", (6.4, 2.6), log)
+    return f"<h2>Where data is missing</h2>{text}{_wide(answer.coverage._repr_html_())}{picture}"
 
 
 def _policy(answer: Answer) -> str:
     policy = answer.policy
     if policy is None:
         return ""
-    states, actions = _labels(policy)
+    states, actions = policy._names()
     order = _by_visits(policy)[:MOST_STATES]
     rows = [[str(states[k]), *(_share(share) for share in policy[k])] for k in order]
     more = len(states) - len(order)
     rest = (
-        f'<p class="soft">The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>'
-        if more
-        else ""
+        f"<p>The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>" if more else ""
     )
     return f"<h2>The policy</h2><p>Probability of each action.</p>{_table(['state', *map(str, actions)], rows)}{rest}"
 
 
-def _making(answer: Answer) -> str:
-    settings = "".join(
-        f"<tr><td>{escape(str(name))}</td><td>{escape(_shown(value))}</td></tr>"
-        for name, value in answer.settings.items()
-    )
-    tried = answer.candidates[:MOST_ROWS]
-    rows = [
-        [
-            str(k + 1),
-            "as logged" if one.part is None else _number(one.part, 3),
-            _number(one.reward),
-            "yes" if one.certified else "no",
-        ]
-        for k, one in enumerate(tried)
-    ]
-    table = (
-        _table(["candidate", "part of the width kept from the limits", "reward, estimate", "certified"], rows)
-        if rows
-        else ""
-    )
-    more = len(answer.candidates) - len(tried)
-    picture = (
-        _picture("draw_candidates", "estimated reward of the candidates, in the order tried", answer)
-        if len(rows) > 1
-        else ""
-    )
-    return (
-        f'<h2>How it was made</h2><div class="wide"><table>{settings}</table></div>'
-        f"<p>{len(answer.candidates)} candidate policies were tried.</p>{table}"
-        f"{f'<p class=soft>and {more:,} more, in the answer file</p>' if more > 0 else ''}{picture}"
-    )
-
-
 def _caveats(answer: Answer) -> str:
-    found = answer.certificate
     lines = [
-        *map(escape, found.remarks),
-        "The log shows the system as it will be: the same transitions, rewards and costs, and nothing hidden that "
-        "decides what happens next besides state and action.",
-        "The rows of the log were recorded truthfully, and rows that were left out were not left out because of how "
-        "they went.",
-        "Episodes begin as they do in the log, unless another initial distribution was given.",
-        "Constraints hold on (discounted) average, not in every single episode. With probability up to "
-        f"{found.delta:g} the certificate is wrong.",
+        *answer.certificate.assumes,
+        "The log shows the system as it will be, and state and action alone decide what happens next.",
+        "Rows were recorded truthfully, and none were left out because of how they went.",
+        "Limits hold on discounted average over episodes, not in every single one.",
+        *(f"note: {note}" for note in answer.notes),
     ]
-    return f"<h2>Under which assumptions</h2><ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
+    return f"<h2>Under which assumptions</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def _notes(answer: Answer) -> str:
-    if not answer.notes:
-        return ""
-    return f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in answer.notes)}</ul>"
+def _provenance(answer: Answer, log: Dataset | None, source: str | None, command: str | None) -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("dpdl", "numpy", "scipy"))
+    facts = {
+        "log": source,
+        "rows": f"{answer.certificate.n_transitions:,}",
+        "fingerprint": None if log is None else log.raw.fingerprint,
+        "settings": ", ".join(f"{name} = {value}" for name, value in answer.settings.items()),
+        "proposals tested": str(len(answer.candidates)),
+        "versions": f"{packages}, Python {platform.python_version()}, {platform.platform()}",
+        "command": command,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    rows = "".join(
+        f'<tr><td>{name}</td><td class="words">{escape(value)}</td></tr>' for name, value in facts.items() if value
+    )
+    return f"<h2>Where this comes from</h2>{_wide(f'<table>{rows}</table>')}"
 
 
 # Parts of sections.
-
-
-def _labels(policy: Policy) -> tuple[Sequence[Any], Sequence[Any]]:
-    if policy.labels is None:
-        return range(policy.shape[0]), range(policy.shape[1])
-    return policy.labels.states, policy.labels.actions
 
 
 def _by_visits(policy: Policy) -> list[int]:
@@ -290,28 +243,33 @@ def _by_visits(policy: Policy) -> list[int]:
     return np.argsort(-visits, kind="stable").tolist()
 
 
-def _name(one: Any) -> str:
-    return f"{one.name}, {'average per step' if one.is_average else 'discounted total'}"
+def _name(bound: Bound) -> str:
+    return bound.name if bound.limit is None else f"{bound.name}, {'a step' if bound.is_average else 'total'}"
 
 
-def _limit(one: Any) -> str:
-    return f"{'≤' if one.is_cost else '≥'} {one.limit:.4g}"
+def _limit(bound: Bound) -> str:
+    return f"{'≤' if bound.is_cost else '≥'} {bound.limit:.4g}{' a step' if bound.is_average else ''}"
+
+
+def _verdict(bound: Bound) -> str:
+    if bound.limit is None:
+        return ""
+    broken = bound.estimate > bound.limit if bound.is_cost else bound.estimate < bound.limit
+    return f'<span class="{"kept" if bound.kept else "broken"}">' + (
+        "kept</span>" if bound.kept else "broken</span>" if broken else "not shown</span>"
+    )
 
 
 def _number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value if abs(value) > 1e-9 else 0.0:,.{digits}g}"
 
 
-def _episode(one: Any) -> str:
-    return "" if one.per_episode is None else _number(one.per_episode)
-
-
 def _share(share: float) -> str:
     return "–" if share == 0 else "1" if share == 1 else f"{share:.3f}"
 
 
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _wide(html: str) -> str:
+    return f'<div class="wide">{html}</div>'
 
 
 def _table(
@@ -325,16 +283,19 @@ def _table(
 
     top = "".join(f"<th>{escape(title)}</th>" for title in head)
     body = "".join(f"<tr>{''.join(cell(k, text) for k, text in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _wide(f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def _picture(function: str, what: str, *arguments: Any, **keywords: Any) -> str:
+def _picture(function: str, what: str, size: tuple[float, float], *arguments: Any) -> str:
     """A picture of `dpdl.plots` inside the page; nothing without matplotlib."""
     try:
+        from matplotlib.figure import Figure
+
         from dpdl import plots
     except ImportError:
         return ""
-    draw: Callable[..., None] = getattr(plots, function)
+    figure = Figure(figsize=size, layout="constrained")
+    getattr(plots, function)(*arguments, figure.subplots())
     file = io.BytesIO()
-    draw(*arguments, file, **keywords)
+    plots.save(figure, file)
     return f'<img alt="{escape(what)}" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}">'

@@ -18,9 +18,6 @@ from dpdl import theory
 from dpdl.files.headers import json_object
 from dpdl.question import check_limits
 
-#: Smallest floor accepted: 1/floor and its products with every bound of the step stay far inside double range.
-SMALLEST_FLOOR = 1e-200
-
 ORDERS = ("replacement", "shuffle", "trajectory", "once")
 #: Orders in which one trajectory is read as it happened.
 IN_ORDER = ("trajectory", "once")
@@ -35,7 +32,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "delta": {"at_least": 1e-100, "below": 1},
     "eps": {"at_least": 1e-30},
     "kappa": {"at_least": 0},
-    "floor": {"at_least": SMALLEST_FLOOR, "at_most": 1},
+    "floor": {"at_least": theory.SMALLEST_FLOOR, "at_most": 1},
     "radius_V": {"above": 0, "at_most": 1e100},
     "radius_lam": {"above": 0, "at_most": 1e100},
     "mixing_time": {"at_least": 1},

@@ -51,6 +51,8 @@ from typing import Any
 
 from dpdl import _validation as check
 
+#: Smallest floor of mu_hat: 1/floor and its products with every bound of the step stay far inside double range.
+SMALLEST_FLOOR = 1e-200
 #: eps_e = eps / 100 is the accuracy of mu_hat (Proposition 4.3).
 REFERENCE_DIVISOR = 100
 #: eps_ver = eps / 10 is the accuracy of VERIFY's estimates (Proposition G.1).

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-import logs
 from dpdl import _validation as check
 from dpdl import estimate_reference, estimate_slater, exact, learn, verify
 from dpdl.data import packing
@@ -21,22 +20,14 @@ GOOD = {
     "n_states": 3,
     "n_actions": 2,
 }
-COSTS = {
-    **{name: value for name, value in GOOD.items() if name != "u"},
-    "costs": [[2.0], [0.0], [1.0]],
-    "limits": [0.5],
-    "gamma": 0.9,
-    "normalised": True,
-}
 
 
-@pytest.mark.parametrize(("make", "columns"), [(Dataset, GOOD), (Dataset.from_costs, COSTS)])
-def test_each_column_is_converted_once(make, columns, monkeypatch):
+def test_each_column_is_converted_once(monkeypatch):
     seen, plain = [], check.indices
     monkeypatch.setattr(
         check, "indices", lambda name, *rest, **options: seen.append(name) or plain(name, *rest, **options)
     )
-    make(**columns)
+    Dataset(**GOOD)
     assert [seen.count(name) for name in ("s", "a", "s_next")] == [1, 1, 1]
 
 
@@ -72,8 +63,6 @@ def refuses(make, error, message, **changes):
         ("s_next", [1, 2, np.nan], ValueError, "s_next[2] = nan must be a whole number"),
         ("r", [0.0, np.nan, 0.0], ValueError, "r[1] = nan must be finite"),
         ("r", [0.0, 0.0, -np.inf], ValueError, "r[2] = -inf must be finite"),
-        ("r", [0.0, 1.5, 0.0], ValueError, "r[1] = 1.5 must be <= 1 after division by reward_scale"),
-        ("r", [-1.5, 0.0, 0.0], ValueError, "r[0] = -1.5 must be >= -1 after division by reward_scale"),
         ("r", [0.0, 0.0], ValueError, "r must have shape (3,), got (2,)"),
         ("r", [[0.0], [0.0], [0.0]], ValueError, "r must have shape (3,), got (3, 1)"),
         ("r", ["a", "b", "c"], TypeError, "r must hold real numbers, got dtype <U1"),
@@ -82,7 +71,6 @@ def refuses(make, error, message, **changes):
         ("r", [1j, 0.0, 0.0], TypeError, "r must hold real numbers, got dtype complex128"),
         ("u", [[0.0, 0.0], [0.0, np.nan], [0.0, 0.0]], ValueError, "u[1, 1] = nan must be finite"),
         ("u", [[0.0, 0.0], [0.0, 0.0], [np.inf, 0.0]], ValueError, "u[2, 0] = inf must be finite"),
-        ("u", [[0.0, 0.0], [0.0, 0.0], [0.0, -7.0]], ValueError, "u[2, 1] = -7.0 must be >= -1 after division by"),
         ("u", [0.0, 0.0], ValueError, "u must have shape (3, any), got (2, 1)"),
         ("u", [[0.0], [0.0]], ValueError, "u must have shape (3, any), got (2, 1)"),
         ("u", [[0.0], [0.0, 0.0], [0.0]], ValueError, "u is not a regular array"),
@@ -93,67 +81,29 @@ def refuses(make, error, message, **changes):
         ("n_states", True, TypeError, "n_states must be a whole number, got bool"),
         ("n_actions", -1, ValueError, "n_actions must be between 1 and 2147483647, got -1"),
         ("n_actions", "2", TypeError, "n_actions must be a whole number, got str"),
-        ("reward_scale", 0, ValueError, "reward_scale must be > 0, got 0.0"),
-        ("reward_scale", np.nan, ValueError, "reward_scale must be finite, got nan"),
-        ("reward_scale", [1.0], TypeError, "reward_scale must be a real number, got list"),
-        ("utility_scale", -1, ValueError, "utility_scale must be > 0, got -1.0"),
-        ("utility_scale", [1.0, 0.0], ValueError, "utility_scale[1] must be > 0, got 0.0"),
-        ("utility_scale", [1.0], ValueError, "utility_scale must have shape (2,), got (1,)"),
-        ("utility_scale", [1.0, np.inf], ValueError, "utility_scale[1] = inf must be finite"),
-        ("utility_scale", "big", TypeError, "utility_scale must be a real number, got str"),
     ],
 )
 def test_bad_columns_are_named(column, value, error, message):
     refuses(Dataset, error, message, **{**GOOD, column: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error", "message"),
-    [
-        ("costs", [[1.0], [np.nan], [0.0]], ValueError, "costs[1, 0] = nan must be finite"),
-        ("costs", [1.0, 2.0], ValueError, "costs must have shape (3, any), got (2, 1)"),
-        ("costs", [[1.0], [2.0]], ValueError, "costs must have shape (3, any), got (2, 1)"),
-        ("limits", [0.5, 0.5], ValueError, "limits must have shape (1,), got (2,)"),
-        ("limits", [np.inf], ValueError, "limits[0] = inf must be finite"),
-        ("limits", [[0.5]], ValueError, "limits must have shape (1,), got (1, 1)"),
-        ("gamma", 1.0, ValueError, "gamma must be > 0 and < 1, got 1.0"),
-        ("gamma", 0.0, ValueError, "gamma must be > 0 and < 1, got 0.0"),
-        ("gamma", np.nan, ValueError, "gamma must be finite, got nan"),
-        ("gamma", "0.9", TypeError, "gamma must be a real number, got str"),
-        ("normalised", 1, TypeError, "normalised must be True or False, got 1"),
-        ("normalised", None, TypeError, "normalised must be True or False, got None"),
-        ("s", [0, 1, 5], ValueError, "s[2] = 5 must be between 0 and 2"),
-        ("n_states", 0, ValueError, "n_states must be between 1 and"),
-    ],
-)
-def test_bad_costs_are_named(name, value, error, message):
-    refuses(Dataset.from_costs, error, message, **{**COSTS, name: value})
-
-
-def test_the_kind_of_limit_has_no_default():
-    refuses(
-        Dataset.from_costs,
-        TypeError,
-        "normalised",
-        **{name: value for name, value in COSTS.items() if name != "normalised"},
-    )
-
-
-@pytest.mark.parametrize(("column", "scale"), [("r", "reward_scale"), ("u", "utility_scale")])
-@pytest.mark.parametrize("largest", [2.0, 1.23456123456789, np.nextafter(1, 2), 1e300])
-@pytest.mark.parametrize("already", [1.0, 0.3])
-def test_the_advice_about_scaling_works(column, scale, largest, already):
-    value = np.array([0.0, -largest, 0.5]) if column == "r" else np.array([[0.0], [-largest], [0.5]])
-    with pytest.raises(ValueError, match=rf"^{column}\[1") as caught:
-        Dataset(**{**GOOD, column: value, scale: already})
-    advice = float(re.search(rf"pass {scale}=(\S+) or more", str(caught.value)).group(1))
-    log = Dataset(**{**GOOD, column: value, scale: advice})
-    assert abs(getattr(log, column)).max() == 1
-    assert (log.question.reward_scale if column == "r" else log.question.scales[0]) == advice
-
-
-def test_a_scale_that_overflows_is_reported_without_a_warning():
-    refuses(Dataset, ValueError, "r[0] = inf", **{**GOOD, "reward_scale": 1e-310})
+def test_costs_are_named_columns():
+    given = {name: value for name, value in GOOD.items() if name != "u"}
+    log = Dataset(**given, costs={"icu": [1, 2, 3], "falls": [0.5, 0, 0]})
+    assert log.cost_names == ("icu", "falls")
+    assert {name: column.tolist() for name, column in log.costs.items()} == {"icu": [1, 2, 3], "falls": [0.5, 0, 0]}
+    assert log.ranges[0].tolist() == [[-1, 1, 0], [1, 3, 0.5]]
+    with pytest.raises(AttributeError, match="the log has costs instead of utilities"):
+        log.u  # noqa: B018
+    for costs, error, message in (
+        ({"icu": [1, 2]}, ValueError, "costs['icu'] must have shape (3,)"),
+        ({"icu": [1, np.nan, 2]}, ValueError, "costs['icu'][1] = nan"),
+        ([[1], [2], [3]], TypeError, "costs must be a mapping of names to columns, got list"),
+        ({3: [1, 2, 3]}, TypeError, "costs must be"),
+    ):
+        refuses(Dataset, error, message, **given, costs=costs)
+    refuses(Dataset, TypeError, "give either utilities u or costs", **GOOD, costs={"icu": [1, 2, 3]})
+    assert Dataset(**given).n_utilities == 0
 
 
 def test_columns_come_back_as_given_and_compact():
@@ -205,7 +155,7 @@ def test_a_slice_is_the_log_of_those_rows(part):
     values, counts = np.unique(flat, return_counts=True)
     np.testing.assert_array_equal(cut.pairs, values)
     np.testing.assert_array_equal(cut.pair_counts, counts)
-    assert (cut.n_states, cut.n_actions, cut.question) == (log.n_states, log.n_actions, log.question)
+    assert (cut.n_states, cut.n_actions, cut.cost_names) == (log.n_states, log.n_actions, log.cost_names)
 
 
 @pytest.mark.parametrize("part", [slice(3, 9), slice(None, None, 3), slice(None, None, -1), slice(None)])
@@ -283,69 +233,7 @@ def test_a_huge_state_space_costs_what_the_log_does():
     assert log.a.tolist() == [top - 1, 0]
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("limit", [0.0, 0.5, 1.2, 3.0])
-def test_utilities_are_nonnegative_exactly_where_costs_keep_their_limit(normalised, limit):
-    """One state, two actions: every policy's discounted cost is known, C = (p c_0 + (1-p) c_1)/(1-gamma)."""
-    gamma, cost = 0.9, np.array([2.0, 0.0])
-    bound = limit if normalised else limit * 10  # the same policies either way: 1/(1-gamma) = 10
-    log = logs.from_costs(
-        [0, 0],
-        [0, 1],
-        [0, 0],
-        [1, 0],
-        cost[:, None],
-        [bound],
-        gamma=gamma,
-        normalised=normalised,
-        n_states=1,
-        n_actions=2,
-    )
-    assert abs(log.u).max() == 1
-    for p in np.linspace(0, 1, 41):
-        policy = np.array([p, 1 - p])
-        total = policy @ cost / (1 - gamma)
-        utility = policy @ log.u[:, 0] / (1 - gamma)
-        measured = (1 - gamma) * total if normalised else total
-        # Away from the boundary, where a rounding decides, the two statements are the same.
-        if abs(measured - bound) > 1e-9:
-            assert (utility >= 0) == (measured <= bound)
-        # A dozen roundings of numbers of size 30 at most.
-        assert log.question.costs([utility])[0] == pytest.approx(measured, abs=1e-12)
-
-
-def test_units_remember_every_scale():
-    log = Dataset(**{**GOOD, "reward_scale": 4.0, "utility_scale": [2.0, 8.0]})
-    assert log.question.reward(log.r[0]) == GOOD["r"][0]
-    assert log.question.utilities(log.u[0]).tolist() == GOOD["u"][0]
-    with pytest.raises(ValueError, match="not made from costs"):
-        log.question.costs([0.0, 0.0])
-
-
-def test_costs_that_never_differ_from_the_rate_are_zero_utilities():
-    log = logs.from_costs(**{**COSTS, "costs": [[0.5]] * 3})
-    assert log.u.tolist() == [[0.0]] * 3
-    assert log.question.costs([0.0]).tolist() == [0.5]
-    assert logs.from_costs(**{**COSTS, "costs": np.zeros((3, 0)), "limits": []}).n_utilities == 0
-
-
-def test_costs_and_limits_that_overflow_are_named():
-    with pytest.raises(ValueError, match=r"^limits - costs\[1, 0\] = inf must be finite$"):
-        logs.from_costs(
-            [0, 0],
-            [0, 0],
-            [0, 0],
-            [0, 0],
-            [[1.0], [-1e308]],
-            [1e308],
-            gamma=0.5,
-            normalised=True,
-            n_states=1,
-            n_actions=1,
-        )
-
-
-@pytest.mark.parametrize("name", ["n_states", "records", "units", "anything"])
+@pytest.mark.parametrize("name", ["n_states", "records", "cost_names", "anything"])
 def test_attributes_cannot_be_set(name):
     log = Dataset([0], [0], [0], [0], [[0]], n_states=1, n_actions=1)
     with pytest.raises(AttributeError, match=f"^a Dataset is read-only, {name} cannot be set$"):

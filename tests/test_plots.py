@@ -5,72 +5,44 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import dpdl
-import logs
 from dpdl import plots
+from dpdl.demo import COLUMNS, QUESTION, record
 from dpdl.recording import Recorder
-from test_table import clinic
-
-NAMES = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "time": "day", "terminated": "left"}
-COSTS = {"icu days": 1.0, "side effects": 4.0}
 
 
 @pytest.fixture(scope="module")
 def log():
-    return logs.from_table(clinic(5_000), **NAMES, costs=COSTS, limits="total", gamma=0.9, missing="drop")
+    return dpdl.read_log(record(400, np.random.default_rng(0)), **COLUMNS)
 
 
 @pytest.fixture(scope="module")
 def recorder(log):
     recorder = Recorder()
-    dpdl.learn(log, gamma=0.9, rng=0, callback=recorder, callback_every=10_000)
+    run = {"psi": 4, "slater": 0.1, "T": 50_000, "rng": 0}
+    dpdl.learn(log, **QUESTION, **run, callback=recorder, callback_every=5_000)
     return recorder
 
 
 @pytest.fixture(scope="module")
 def answer(log):
-    return dpdl.safe_policy(log, gamma=0.9)
+    return dpdl.safe_policy(log, **QUESTION)
 
 
-def svg(draw, *arguments, **keywords):
-    """The picture as SVG, checked to be well-formed and to have something in it."""
+def svg(figure):
+    """The figure as SVG, checked to be well-formed and to have something in it."""
     file = io.BytesIO()
-    draw(*arguments, file, **keywords)
+    plots.save(figure, file)
     tree = ElementTree.fromstring(file.getvalue())
     assert tree.tag.endswith("svg")
     assert len(list(tree.iter())) > 50
     return file.getvalue()
 
 
-def test_a_recorder_keeps_what_the_run_came_to(log, recorder):
-    result = dpdl.learn(log, gamma=0.9, rng=0)
-    table = recorder.to_table()
-    assert table["steps"][-1] == result.n_steps
-    assert (np.diff(table["steps"]) > 0).all()
-    assert (np.diff(table["seconds"]) >= 0).all()
-    assert table["multiplier of side effects"][-1] == result.lam_mean[1]
-    assert np.isnan(table["gap"]).all()
-
-
-def test_a_recorder_that_knows_the_model_keeps_the_gap(tmp_path):
-    model = dpdl.instances.garnet(4, 2, 1, branching=2, gamma=0.5, slater=0.3, rng=0)
-    mu = np.full((4, 2), 1 / 8)
-    recorder = Recorder(model, mu)
-    common = {"gamma": 0.5, "psi": 3, "slater": 0.3, "rho0": model.rho0, "rng": 0}
-    result = dpdl.learn(model.sample(5000, mu, rng=1), T=20_000, **common, callback=recorder, callback_every=5000)
-    assert recorder.gaps[-1] == result.gap(model, mu)
-    assert recorder.gaps[0] > recorder.gaps[-1] > 0
-    plots.draw_convergence(recorder, tmp_path / "gap.png")
-    assert (tmp_path / "gap.png").stat().st_size > 1000
-
-
-def test_levels_of_the_adaptive_method_follow_one_another(log):
-    recorder = Recorder()
-    options = {"eps": 0.5, "slater": 0.1, "T": 20_000, "reuse": True, "max_levels": 2}
-    dpdl.learn_adaptive(log, gamma=0.9, **options, rng=0, callback=recorder, callback_every=5000)
-    assert len(recorder.steps) > 2
-    assert (np.diff(recorder.steps) >= 0).all()
+def axes():
+    return Figure().subplots()
 
 
 def test_convergence(recorder, tmp_path):
@@ -81,44 +53,44 @@ def test_convergence(recorder, tmp_path):
         plots.draw_convergence(Recorder(), tmp_path / "b.png")
 
 
-def test_the_same_picture_has_the_same_bytes(recorder):
-    assert svg(plots.draw_convergence, recorder) == svg(plots.draw_convergence, recorder)
+def test_certificates_come_as_axes_that_one_can_go_on_with(answer):
+    given = axes()
+    ax = answer.plot(given)
+    assert ax is given
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["side effects", "icu days"]
+    estimate = answer.certificate.constraints[0].estimate
+    dots = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
+    assert dots[0] == pytest.approx(estimate / 1.5 - 1)
+    ax.set_title("ours")
+    again = axes()
+    answer.certificate.plot(again).set_title("ours")
+    assert svg(ax.figure) == svg(again.figure)  # the same picture has the same bytes
+    free = dpdl.Dataset([0] * 40, [0] * 40, [0] * 40, [1.0] * 40, n_states=1, n_actions=1)
+    with pytest.raises(ValueError, match="without constraints"):
+        dpdl.certify([[1.0]], free, gamma=0.5, rho0=[1.0]).plot(axes())
 
 
-def test_coverage(log, answer):
-    svg(plots.draw_coverage, log)
-    svg(plots.draw_coverage, log, policy=np.full((5, 3), 1 / 3), gamma=0.9)
-    with pytest.raises(TypeError, match="gamma"):
-        plots.draw_coverage(log, io.BytesIO(), np.full((5, 3), 1 / 3))
+def test_without_axes_there_are_new_ones(answer):
+    import matplotlib.pyplot as plt
 
-
-def test_coverage_of_a_log_that_shows_little():
-    few = dpdl.Dataset([0], [0], [1], [0.0], [[1.0]], n_states=2, n_actions=2)
-    file = io.BytesIO()
-    plots.draw_coverage(few, file)
-    uneven = dpdl.Dataset.from_counts(
-        [0, 1], [0, 1], [1, 0], [1, 10**6], [0, 0], [[1], [1]], n_states=2, n_actions=2, initial=[1, 0]
-    )
-    plots.draw_coverage(uneven, file, np.full((2, 2), 0.5), gamma=0.9)
-    assert file.tell() > 0
-
-
-def test_answers(answer):
-    svg(plots.draw_certificate, answer.certificate)
-    if answer.candidates:
-        svg(plots.draw_candidates, answer)
+    ax = answer.plot()
+    svg(ax.figure)
+    plt.close(ax.figure)
 
 
 def test_frontier(log):
-    svg(plots.draw_frontier, dpdl.frontier(log, gamma=0.9, constraint="side effects", values=[3.0, 4.0, 5.0]))
+    found = dpdl.frontier(log, **QUESTION, constraint="side effects", values=[1.0, 2.0, 3.0])
+    ax = found.plot(axes())
+    svg(ax.figure)
+    assert ax.get_xlabel() == "limit of side effects"
+    assert ax.lines[0].get_xdata().tolist() == [point.limit for point in found.points]
 
 
-def test_grids(tmp_path):
-    policy = np.eye(4)[np.arange(12) % 4]
-    plots.draw_grid(
-        tmp_path / "grid.png", policy, (3, 4), occupancy=np.arange(12), marks={0: "S", 11: "G"},
-        shaded={"hole": [5, 6]}, title="a lake",
-    )  # fmt: skip
-    assert (tmp_path / "grid.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="policy"):
-        plots.draw_grid(tmp_path / "no.png", policy, (4, 4))
+def test_coverage(log):
+    svg(plots.plot_coverage(log, axes()).figure)
+    few = dpdl.Dataset([0], [0], [1], [0.0], [[1.0]], n_states=2, n_actions=2)
+    assert plots.plot_coverage(few, axes()).get_title() == "3 of 4 pairs were never logged"
+    uneven = dpdl.Dataset.from_counts(
+        [0, 1], [0, 1], [1, 0], [1, 10**6], [0, 0], [[1], [1]], n_states=2, n_actions=2, initial=[1, 0]
+    )
+    assert plots.plot_coverage(uneven, axes()).get_xscale() == "log"

@@ -9,13 +9,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from dpdl import Dataset, Labels, Policy, learn, policy, replicate, resume
+from dpdl import Dataset, Labels, Policy, learn, policy, read_log, replicate, resume
 from dpdl.acting import Evidence, evidence
 from dpdl.question import Question, pose
 
 TABLE = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.1, 0.9]])
 LABELS = Labels(["home", "ward", "icu", "exit"], ["rest", "drug", "move"])
 SEEN = Evidence(np.array([0, 1, 3, 9, 10]), np.array([5, 7, 1000, 1, 2]), np.array([-0.5, 0.25, 0.0, 1e-3, -12.5]))
+COSTLY = SEEN._replace(costs={"falls": np.array([0.5, -1.0, 0.0, 0.0, 2.0])})
 QUESTION = Question(0.9, ("icu", "falls"), (0.1, 0.2), "average", (0, 1), 4.0, (1.0, 2.0))
 RUN = {"gamma": 0.9, "psi": 4, "slater": 0.5, "T": 2000, "rho0": [0.25] * 4}
 
@@ -180,6 +181,11 @@ def test_explanations():
         "  'rest'         0.25     5       -0.5",
         "  'move'            0     0  not known",
     ]
+    costly = Policy(TABLE, LABELS, evidence=COSTLY).explain("home")
+    assert repr(costly).splitlines()[1:3] == [
+        "  action  probability  seen     reward      falls",
+        "  'drug'         0.75     7      +0.25         -1",
+    ]
     last = one.explain("exit")
     assert last.counts.tolist() == [1, 2, 0]
     assert repr(one.explain("ward")).splitlines()[2] == "  'rest'            1  1,000         +0"
@@ -207,6 +213,9 @@ def test_advantages_are_those_of_the_plug_in_model():
         np.testing.assert_allclose(advantage, log.question.reward_scale * gains.mean(), rtol=1e-12)
     ended = np.arange(400) % 7 == 0
     log = a_log(terminated=ended)
+    falls = evidence(log, gamma, V, lam, {"falls": (1, V)}).costs["falls"]
+    changes = log.u[:, 1] + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
+    np.testing.assert_allclose(falls, np.bincount(log.pair, weights=changes) / log.pair_counts, rtol=1e-11)
     gains = log.r + log.u @ lam + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
     means = np.bincount(log.pair, weights=gains) / log.pair_counts
     np.testing.assert_allclose(evidence(log, gamma, V, lam).advantages, means, rtol=1e-11)
@@ -218,18 +227,45 @@ def test_advantages_are_those_of_the_plug_in_model():
     assert evidence(part, gamma, V, lam).counts.sum() == 50
 
 
+def test_policies_are_compared_state_by_state():
+    other = TABLE.copy()
+    other[0], other[2] = [1.0, 0, 0], [0, 0.5, 0.5]
+    found = Policy(TABLE, LABELS, evidence=SEEN).compare(other)
+    np.testing.assert_allclose(found.difference, [0.75, 0, 1 / 3, 0])
+    assert [row[:3] for row in found.rows] == [("home", "12", "75%"), ("icu", "0", "33%")]
+    assert found.rows[0][3:] == ("drug 75%, rest 25%", "rest 100%")
+    assert repr(found).startswith("2 of 4 states differ\n")
+    assert repr(Policy(TABLE).compare(TABLE)) == "0 of 4 states differ"
+    with pytest.raises(ValueError, match="other"):
+        Policy(TABLE).compare([[1.0]])
+
+
+def test_a_policy_is_matched_to_a_log_by_labels():
+    table = {"s": ["x", "y", "x"], "a": ["go", "stay", "stay"], "t": ["y", "x", "x"], "r": [1, 0, 0]}
+    log = read_log(table, state="s", action="a", reward="r", next_state="t")
+    one = Policy([[0.0, 0.25, 0.75], [0, 1, 0], [1, 0, 0]], Labels(["y", "x", "z"], ["fly", "go", "stay"]))
+    assert one.aligned_with(log).tolist() == [[1.0, 0.0], [0.25, 0.75]]
+    with pytest.raises(ValueError, match="in state 'x' the policy takes 'fly', which the log never shows"):
+        Policy([[0.5, 0.25, 0.25]] * 3, one.labels).aligned_with(log)
+    with pytest.raises(ValueError, match="there is no state 'y'"):
+        Policy([[0, 1.0]], Labels(["x"], ["fly", "go"])).aligned_with(log)
+    with pytest.raises(ValueError, match="the policy is for 1 states and 2 actions, and the log has 2 and 2"):
+        Policy([[0, 1.0]]).aligned_with(log)
+
+
 # Files.
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_saved_and_loaded(tmp_path, whole):
-    one = Policy(TABLE, LABELS, QUESTION, lambda: SEEN) if whole else Policy(TABLE)
+    one = Policy(TABLE, LABELS, QUESTION, lambda: COSTLY) if whole else Policy(TABLE)
     one.save(tmp_path / "policy.json")
     again = Policy.load(tmp_path / "policy.json")
     assert again.probabilities.tobytes() == one.probabilities.tobytes()
     assert (again.labels, again.question) == (one.labels, one.question)
     if whole:
-        assert all((x == y).all() for x, y in zip(again.evidence, SEEN, strict=True))
+        assert all((x == y).all() for x, y in zip(again.evidence[:3], COSTLY[:3], strict=True))
+        assert again.evidence.costs["falls"].tolist() == COSTLY.costs["falls"].tolist()
         assert again.act("ward") == "rest"
         assert repr(again.explain("home")) == repr(one.explain("home"))
     else:
@@ -255,8 +291,8 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(raw[:cut])
         with pytest.raises(ValueError, match=r"policy\.json: it is not valid JSON"):
             Policy.load(path)
-    path.write_bytes(b'{"format": "dpdl policy", "version": 3}')
-    with pytest.raises(ValueError, match="its version is 3, and this dpdl reads versions 1 to 2"):
+    path.write_bytes(b'{"format": "dpdl policy", "version": 4}')
+    with pytest.raises(ValueError, match="its version is 4, and this dpdl reads versions 1 to 3"):
         Policy.load(path)
     path.write_bytes(b"[1]")
     with pytest.raises(ValueError, match="it is not a dpdl policy"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpdl.data.reference import estimate_reference
-from dpdl.settings import SMALLEST_FLOOR
+from dpdl.theory import SMALLEST_FLOOR
 from problems import random_log
 
 

@@ -8,34 +8,29 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dpdl
-import logs
+from dpdl.demo import COLUMNS, QUESTION, record
 from dpdl.report import report_html, write_report
-from test_table import clinic
 
-NAMES = {"state": "ward", "action": "drug", "reward": "gain", "episode": "patient", "time": "day", "terminated": "left"}
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def log_of(n, seed=0, **costs):
-    table = clinic(n, seed)
-    for name in [*costs]:
-        costs[name.replace("_", " ")] = costs.pop(name)
-    return logs.from_table(table, **NAMES, costs=costs, limits="total", gamma=0.9, missing="drop")
+def answered(n_patients=600, **question):
+    log = dpdl.read_log(record(n_patients, np.random.default_rng(0)), **COLUMNS)
+    return log, dpdl.safe_policy(log, **QUESTION | question)
 
 
 @pytest.fixture(scope="module")
 def certified():
-    log = log_of(20_000, icu_days=1.0, side_effects=4.0)
-    return log, dpdl.safe_policy(log, gamma=0.9)
+    return answered()
 
 
 @pytest.fixture(scope="module")
 def infeasible():
-    log = log_of(20_000, icu_days=0.01)
-    return log, dpdl.safe_policy(log, gamma=0.9)
+    return answered(limits={"side effects": 0.01, "icu days": 0.01})
 
 
 class Page(HTMLParser):
@@ -80,21 +75,23 @@ def test_the_page_needs_nothing_else(certified):
     assert 'name="viewport"' in html
 
 
-def test_the_certificate_comes_first_with_the_figures_of_the_answer(certified):
+def test_the_answer_comes_first_and_then_what_a_reader_asks_next(certified):
     log, answer = certified
-    text = Page(report_html(answer, log)).text
-    order = ["May this policy be deployed?", "Asked:", "Certified", "The certificate", "What the log covers",
-             "The policy", "How it was made", "Under which assumptions"]  # fmt: skip
-    places = [text.index(one) for one in order]
+    html = report_html(answer, log, "clinic.csv", "dpdl solve <clinic>")
+    text = Page(html).text
+    order = ["Certified", "Asked:", "The figures", "The log by itself", "Does the log fit the model?",
+             "Where data is missing", "The policy", "Under which assumptions", "Where this comes from"]  # fmt: skip
+    places = [text.index(title) for title in order]
     assert places == sorted(places)
-    for one in answer.certificate.constraints:
-        row = text[text.index(f"{one.name}, discounted total") :]
+    assert re.search(r"<body>\s*<div[^>]*><h1>Certified", html)
+    for bound in answer.certificate.constraints:
+        row = text[text.index(f"{bound.name}, total") :]
         assert [*map(float, row.split("total", 1)[1].split()[:3])] == pytest.approx(
-            [one.estimate, one.error, one.bound], rel=0.05
+            [bound.estimate, bound.error, bound.bound], rel=0.05
         )
-    assert "no surprise is larger than the largest" in text
-    assert answer.certificate.behaviour.name.removeprefix("reward of ") in text
-    assert answer.message.split(".")[0] in text
+    for words in ("no surprise is larger than the largest", "clinic.csv", "dpdl solve <clinic>", log.fingerprint):
+        assert words in text
+    assert f"{len(log):,}" in text.split("Where this comes from")[1]
 
 
 def test_what_is_not_certified_is_not_called_so(infeasible):
@@ -102,13 +99,21 @@ def test_what_is_not_certified_is_not_called_so(infeasible):
     html = report_html(answer, log)
     text = Page(html).text
     assert answer.policy is None
-    assert "Infeasible" in text
-    assert 'class="verdict bad"' in html
-    assert "The policy Probability" not in text
+    assert 'class="verdict bad"><h1>Infeasible' in html
+    assert "Probability of each action" not in text
     assert not re.search(r"\bCertified\b", text)
     assert "must not be deployed" in text
     assert '<span class="broken">broken</span>' in html
     assert '<span class="kept">' not in html
+
+
+def test_too_little_data_says_how_much_would_do_and_where():
+    log, answer = answered(120, limits={"side effects": 1.1, "icu days": 0.5})
+    text = Page(report_html(answer, log)).text
+    assert answer.status.name == "NOT_ENOUGH_DATA"
+    if answer.needed.n_transitions is not None:
+        assert f"About {answer.needed.n_transitions:,} rows" in text
+    assert all(state in text for state, *_ in answer.needed.where)
 
 
 def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
@@ -126,19 +131,9 @@ def test_without_matplotlib_there_are_tables_only(certified, monkeypatch):
 def test_labels_cannot_break_the_page():
     table = {"s": ["<b>x</b>", "y&z"] * 50, "a": ["<script>", "b"] * 50, "t": ["y&z", "<b>x</b>"] * 50}
     table |= {"r": [1.0, 0.0] * 50, "<i>c": [0.2, 0.1] * 50, "e": list(range(100))}
-    log = logs.from_table(
-        table,
-        state="s",
-        action="a",
-        reward="r",
-        next_state="t",
-        costs={"<i>c": 5.0},
-        limits="total",
-        gamma=0.5,
-        episode="e",
-    )
-    page = Page(report_html(dpdl.safe_policy(log, gamma=0.5), log))
-    assert "<i>c" in page.text
+    log = dpdl.read_log(table, state="s", action="a", reward="r", next_state="t", costs=["<i>c"], episode="e")
+    answer = dpdl.safe_policy(log, gamma=0.5, limits={"<i>c": 5.0}, limit_on="total")
+    assert "<i>c" in Page(report_html(answer, log, "<u>", "<s>")).text
 
 
 def test_a_file_is_replaced_only_if_asked(certified, tmp_path):
@@ -218,4 +213,4 @@ def test_the_site_in_a_browser(tmp_path):
                 assert Path(target).exists(), f"{page.name}: {link}"
                 if anchor:
                     assert re.search(rf'id="{re.escape(anchor)}"', Path(target).read_text()), f"{page.name}: {link}"
-    assert looked_at(site / "tutorial.html", 390, tmp_path)["wide"] <= 390
+    assert looked_at(site / "log.html", 390, tmp_path)["wide"] <= 390

@@ -1,18 +1,19 @@
-"""Columns of anything tabular, as NumPy arrays and masks of what is missing.
+"""Columns of anything tabular, as NumPy arrays and masks of what is missing or malformed.
 
-A table is a dictionary of arrays or lists, a structured array, a data frame of pandas or polars, a pyarrow table (or
-another object with the Arrow interface ``__arrow_c_stream__``), or the path of a CSV or Parquet file. pyarrow is needed
-for files only, and is not imported before it is needed. A value is missing if it is null or NaN; in a CSV also if it is
-empty or one of the words that pyarrow takes for null, such as ``NA``. Labels in a CSV are numbers if all of the column
-are, and none has leading zeros: ``007`` is text.
+A dictionary of arrays or lists and a structured array are read by NumPy. CSV and Parquet files, folders and lists of
+them, and data frames of pandas, polars and pyarrow are read by DuckDB (``pip install 'dpdl[table]'``), which keeps to
+`MEMORY` and spills to the disk beyond it. A value is missing if it is null or NaN; in a CSV also if it is empty or one
+of `NULLS`. Labels in a CSV are text: the label ``2`` is never the number 2, and ``007`` is not ``7``.
 """
 
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -23,19 +24,38 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
-#: Roles of columns whose values are names, so that 007 is not 7.
-LABELS = ("state", "action", "next_state", "episode")
+#: Memory of DuckDB, in addition to the columns that are returned; beyond it, DuckDB writes to temporary files.
+MEMORY = "1GB"
+#: Bytes of the longest row of a CSV, quoted line breaks included.
+LONGEST_ROW = 1 << 26
+#: Bytes that reading takes for every row, besides those of its columns; a table for which this is too much is refused.
+PER_ROW = 64
+#: What a CSV may say for a missing value, besides nothing.
+NULLS = (
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL", "NaN",
+    "n/a", "nan", "null",
+)  # fmt: skip
+#: Roles of columns whose values are names, and of those whose values are numbers.
+LABELS, NUMBERS = ("state", "action", "next_state", "episode"), ("reward", "costs")
+
+_WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
+_REAL = ("FLOAT", "DOUBLE")
+_TRUE, _FALSE = "('true', '1', '1.0')", "('false', '0', '0.0')"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its values, and where they are missing. Text is an array of objects or of kind U."""
+    """A column: its values, where they are missing, and those that are malformed as they were written.
+
+    `labels` are the distinct values if `values` are positions in them.
+    """
 
     name: str
     role: str
     values: NDArray[Any]
     missing: Mask
-    from_text: bool = False  # a CSV, in which one bad value makes text of a column of numbers
+    labels: list[Any] | None = None
+    wrong: Mapping[int, Any] | None = None
 
     def __str__(self) -> str:
         return f"column {self.name!r} ({self.role})"
@@ -43,7 +63,8 @@ class Column:
 
 def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
     """The columns that `roles` names; a ValueError lists all that are not there."""
-    names, load = _opened(table)
+    opened = _opened(table)
+    names = opened.names
     absent = {name: role for name, role in roles.items() if name not in names}
     if absent:
         listed = ", ".join(f"{name!r} ({role}){_meant(name, names)}" for name, role in absent.items())
@@ -51,11 +72,7 @@ def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
     twice = [name for name in roles if names.count(name) > 1]
     if twice:
         raise ValueError(f"the table has more than one column {', '.join(map(repr, twice))}")
-    found = load(list(roles))
-    from_text = isinstance(table, (str, os.PathLike)) and os.fspath(table).endswith(CSV)
-    if from_text:
-        found |= _labels_as_written(os.fspath(table), {name: found[name] for name in roles if roles[name] in LABELS})
-    columns = {name: Column(name, role, *found[name], from_text) for name, role in roles.items()}
+    columns = opened.load(roles)
     lengths = {str(column): len(column.values) for column in columns.values()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns differ in length: {', '.join(f'{n} in {name}' for name, n in lengths.items())}")
@@ -70,7 +87,121 @@ def column_names(table: Any) -> list[Any]:
     >>> column_names({"ward": ["a"], "drug": [1]})
     ['ward', 'drug']
     """
-    return _opened(table)[0]
+    return _opened(table).names
+
+
+def refuse_large(n_bytes: float, what: str) -> None:
+    """Raise a ValueError if something would take more than half of the machine's memory."""
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if hasattr(os, "sysconf") else 4e9
+    if n_bytes > half:
+        raise ValueError(
+            f"{what} would take {n_bytes / 1e9:.3g} GB of memory, and at most {half / 1e9:.3g} GB are used; "
+            "read_log(..., counts=True) reads counts instead of rows"
+        )
+
+
+def duckdb_module() -> Any:
+    """Import DuckDB; the error says how to install it."""
+    try:
+        import duckdb
+    except ImportError:
+        raise ImportError("files and data frames need duckdb: pip install 'dpdl[table]'") from None
+    return duckdb
+
+
+def files_of(source: Any) -> list[str] | None:
+    """The files of a path, a folder, a pattern, or a list of these, in natural order; None if it is nothing of it.
+
+    ``part-10`` comes after ``part-2``. A list keeps its order.
+    """
+    if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
+        return [file for one in source for file in files_of(one) or ()]
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = os.fspath(source)
+    if os.path.isdir(path):
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+        found = [
+            one for one in found if one.endswith(CSV + PARQUET) and not os.path.basename(one).startswith(("_", "."))
+        ]
+        if not found:
+            raise ValueError(f"{path}: the folder has no CSV or Parquet files")
+        return sorted(found, key=_natural)
+    if os.path.exists(path):
+        return [path]
+    found = glob.glob(path, recursive=True)
+    if not found:
+        raise FileNotFoundError(f"there is no file {path}")
+    return sorted(found, key=_natural)
+
+
+def create_source(con: Any, source: Any, columns: Iterable[str] | None = None) -> list[tuple[str, str]]:
+    """Make files or a data frame the view ``source`` of a connection, and return names and types of its columns.
+
+    Rows are in order. A CSV is read as text, and only once.
+    """
+    files, chosen = files_of(source), "*" if columns is None else ", ".join(map(_quoted, columns))
+    if files is None:
+        con.register("given", source)
+        con.execute(f"CREATE OR REPLACE TEMP VIEW source AS SELECT {chosen} FROM given")
+    elif all(file.endswith(CSV) for file in files):
+        con.execute(f"CREATE TEMP TABLE source AS SELECT {chosen} FROM {_csv(files)}")
+    elif all(file.endswith(PARQUET) for file in files):
+        con.execute(f"CREATE OR REPLACE TEMP VIEW source AS SELECT {chosen} FROM read_parquet({_listed(files)})")
+    else:
+        raise ValueError(f"{files[0]}: a table is a .csv or .parquet file, or several files of one of these kinds")
+    return [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
+
+
+def _csv(files: list[str]) -> str:
+    nulls = _listed(["", *NULLS])
+    return (
+        f"read_csv({_listed(files)}, header=true, all_varchar=true, delim=',', quote='\"', escape='\"', "
+        f"nullstr={nulls}, max_line_size={LONGEST_ROW}, buffer_size={2 * LONGEST_ROW})"
+    )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
+
+
+def typed_view(con: Any, numbers: Sequence[str], time: str | None, flag: str | bool | None) -> str:
+    """The name of a view of ``source`` in which numbers, times and flags that are text have their types."""
+    columns = [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
+    chosen = []
+    for name, kind in columns:
+        text = _quoted(name)
+        if kind == "VARCHAR" and name in numbers:
+            text = f"CAST({text} AS DOUBLE) AS {text}"
+        elif kind == "VARCHAR" and name == time:
+            wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND TRY_CAST({text} AS DOUBLE) IS NULL LIMIT 1"
+            kind_of_time = "TIMESTAMPTZ" if con.execute(wrong).fetchall() else "DOUBLE"
+            text = f"CAST({text} AS {kind_of_time}) AS {text}"
+        elif kind == "VARCHAR" and name == flag:
+            text = f"{_flag(text)} AS {text}"
+        chosen.append(text)
+    con.execute(f"CREATE OR REPLACE TEMP VIEW typed AS SELECT {', '.join(chosen)} FROM source")
+    return "typed"
+
+
+def _flag(text: str) -> str:
+    lower = f"lower({text}::VARCHAR)"
+    return f"CASE WHEN {lower} IN {_TRUE} THEN 1.0 WHEN {lower} IN {_FALSE} THEN 0.0 END"
+
+
+def connect() -> Any:
+    """A connection to a DuckDB of its own, in memory."""
+    con = duckdb_module().connect(config={"memory_limit": MEMORY, "custom_user_agent": "dpdl"})
+    con.execute("SET TimeZone = 'UTC'")
+    return con
+
+
+def _natural(path: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _meant(name: str, names: Sequence[Any]) -> str:
@@ -78,134 +209,146 @@ def _meant(name: str, names: Sequence[Any]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-Loaded = dict[str, tuple[NDArray[Any], Mask]]
-
-
-def _opened(table: Any) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
-    """Names of all columns, and a function that loads some of them."""
-    if isinstance(table, (str, os.PathLike)):
-        return _opened_file(os.fspath(table))
+def _opened(table: Any) -> _Arrays | _Table:
     if isinstance(table, np.ndarray) and table.dtype.names is not None:
-        return list(table.dtype.names), lambda names: {name: _of_values(name, table[name]) for name in names}
+        return _Arrays({name: table[name] for name in table.dtype.names})
     if isinstance(table, Mapping):
-        return list(table), lambda names: {name: _of_values(name, table[name]) for name in names}
-    if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
+        return _Arrays(table)
+    if files_of(table) is None and not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__dataframe__")):
         raise TypeError(
-            "table must be a data frame, an Arrow table, a dictionary of arrays, a structured array or a path, "
-            f"got {type(table).__name__}{'; call its collect() first' if hasattr(table, 'collect') else ''}"
+            "source must be a data frame, an Arrow table, a dictionary of arrays, a structured array or a path, "
+            f"got {type(table).__name__}"
         )
-    for attribute in ("column_names", "columns"):  # of pyarrow; of pandas and polars
-        if hasattr(table, attribute):
-            return list(getattr(table, attribute)), lambda names: _of_frame(table, names)
-    return _opened(_pyarrow().table(table))
+    return _Table(table)
 
 
-def _of_frame(frame: Any, names: list[str]) -> Loaded:
-    """Columns of a data frame, through Arrow; objects of pandas as they are, because Arrow converts mixed kinds."""
-    objects = {name for name in names if getattr(frame[name], "dtype", None) == np.dtype(object)}
+def _header(con: Any, file: str) -> list[str]:
+    """The names in the first row of a CSV, in which DuckDB would rename what is there twice."""
+    rows = con.execute(f"SELECT * FROM {_csv([file]).replace('header=true', 'header=false')} LIMIT 1").fetchall()
+    if not rows or rows[0] == (None,):
+        raise ValueError("the file is empty")
+    return ["" if name is None else name for name in rows[0]]
+
+
+class _Table:
+    """Files or a data frame, read by DuckDB."""
+
+    def __init__(self, source: Any) -> None:
+        self.con = connect()
+        self.source = source = source.read_all() if hasattr(source, "read_all") else source  # batches come only once
+        files = files_of(source)
+        if hasattr(source, "column_names"):
+            self.names = list(source.column_names)
+        elif files is None and isinstance(getattr(source, "columns", None), Iterable):
+            self.names = list(source.columns)
+        else:
+            with one_line():
+                self.names = _header(self.con, files[0]) if files and files[0].endswith(CSV) else []
+                self.names = self.names or [name for name, _ in create_source(self.con, source)]
+
+    def load(self, roles: dict[str, str]) -> dict[str, Column]:
+        """Read the columns that have a role."""
+        objects = {}
+        if hasattr(self.source, "dtypes") and hasattr(self.source, "iloc"):  # of pandas: objects may be of many kinds
+            objects = {name: self.source[name].to_numpy() for name in roles if self.source[name].dtype == object}
+        rest = [name for name in roles if name not in objects]
+        found = _Arrays(objects).load({name: roles[name] for name in objects})
+        if rest:
+            with one_line():
+                self.types = dict(create_source(self.con, self.source, rest))
+                self.n = int(self.con.execute("SELECT count(*) FROM source").fetchall()[0][0])
+                refuse_large(self.n * (PER_ROW + 16 * len(rest)), f"a table of {self.n:,} rows")
+                found |= {name: self._column(name, roles[name]) for name in rest}
+        return {name: found[name] for name in roles}
+
+    def _column(self, name: str, role: str) -> Column:
+        kind, text = self.types[name], _quoted(name)
+        if kind == "BOOLEAN" or kind in _WHOLE or kind in _REAL:
+            values, missing = self._array(text)
+            return Column(name, role, values, missing | np.isnan(values) if kind in _REAL else missing)
+        if role == "time":
+            return self._times(name, kind, text)
+        if role in (*LABELS, "column"):
+            return self._labels(name, role, kind, text)
+        if kind != "VARCHAR" and not kind.startswith("DECIMAL") and kind != "HUGEINT":
+            values = np.fromiter(
+                (row[0] for row in self._query(f"SELECT {text} FROM source").fetchall()), object, self.n
+            )
+            return Column(name, role, *_of_objects(values))
+        if role in NUMBERS:
+            return self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
+        return self._converted(name, role, text, _flag(text))
+
+    def _times(self, name: str, kind: str, text: str) -> Column:
+        """Times by instant: microseconds since 1970 in UTC, or numbers as they are."""
+        if kind == "VARCHAR":
+            numbers = self._converted(name, "time", text, f"TRY_CAST({text} AS DOUBLE)")
+            if not numbers.wrong:
+                return numbers
+            instant = f"epoch_us(TRY_CAST({text} AS TIMESTAMPTZ))"
+            return self._converted(name, "time", text, instant)
+        if kind.startswith("DECIMAL") or kind == "HUGEINT":
+            return self._converted(name, "time", text, f"CAST({text} AS DOUBLE)")
+        if kind == "TIMESTAMP_NS":
+            return Column(name, "time", *self._array(f"epoch_ns({text})"))
+        return Column(name, "time", *self._array(f"epoch_us({text})"))
+
+    def _labels(self, name: str, role: str, kind: str, text: str) -> Column:
+        value = f"timezone('UTC', {text})" if kind == "TIMESTAMP WITH TIME ZONE" else text
+        there = f"FROM source WHERE {text} IS NOT NULL GROUP BY k ORDER BY k"
+        found = self._query(f"SELECT {text}::VARCHAR AS k, any_value({value}) {there}").fetchall()
+        if not found:
+            return Column(name, role, np.zeros(self.n, dtype=np.int64), np.ones(self.n, dtype=bool), [])
+        kinds = ", ".join("'" + key.replace("'", "''") + "'" for key, _ in found)
+        self.con.execute(f"CREATE OR REPLACE TYPE label AS ENUM ({kinds})")
+        codes, missing = self._array(f"enum_code({text}::VARCHAR::label)")
+        return Column(name, role, codes.astype(np.int64), missing, [_tuple(one) for _, one in found])
+
+    def _converted(self, name: str, role: str, text: str, expression: str) -> Column:
+        values, absent = self._array(expression)
+        _, missing = self._array(f"CASE WHEN {text} IS NOT NULL THEN 1 END")
+        nan = values != values if values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
+        bad = absent & ~missing
+        wrong = {}
+        if bad.any():
+            rows = f"SELECT {text} FROM source WHERE {text} IS NOT NULL AND {expression} IS NULL LIMIT 5"
+            shown = [row[0] for row in self._query(rows).fetchall()]
+            wrong = dict.fromkeys(np.flatnonzero(bad).tolist())
+            wrong.update(zip(np.flatnonzero(bad)[:5].tolist(), shown, strict=True))
+        return Column(name, role, np.where(absent | nan, 0, values), missing | nan, wrong=wrong)
+
+    def _array(self, expression: str) -> tuple[NDArray[Any], Mask]:
+        (values,) = self._query(f"SELECT {expression} AS v FROM source").fetchnumpy().values()
+        missing = np.array(np.ma.getmaskarray(values))
+        return np.ma.getdata(values), missing
+
+    def _query(self, text: str) -> Any:
+        return self.con.execute(text)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn an error of DuckDB into a ValueError of one line."""
     try:
-        import pyarrow
-    except ImportError:
-        objects = set(names)
-    found = {name: _of_objects(np.asarray(frame[name], dtype=object)) for name in objects}
-    if rest := [name for name in names if name not in objects]:
-        table = pyarrow.table(frame.select(rest) if hasattr(frame, "select") else frame[rest])
-        found |= {name: _of_arrow(table.column(name)) for name in rest}
-    return found
+        yield
+    except duckdb_module().Error as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"it cannot be read: {' '.join(lines[:3]):.400}") from None
 
 
-def _opened_file(path: str) -> tuple[list[Any], Callable[[list[str]], Loaded]]:
-    pa = _pyarrow()
-    import pyarrow.csv
-    import pyarrow.dataset
+class _Arrays:
+    """A dictionary of arrays or lists."""
 
-    def naming_the_file(load: Callable[[], Any]) -> Any:
-        try:
-            return load()
-        except pa.ArrowException as error:
-            raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    def __init__(self, table: Mapping[Any, Any]) -> None:
+        self.table, self.names = table, list(table)
 
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
-    if path.endswith(CSV):
-
-        def load(names: list[str]) -> Loaded:
-            options = pyarrow.csv.ConvertOptions(include_columns=names, strings_can_be_null=True)
-            table = naming_the_file(lambda: pyarrow.csv.read_csv(path, convert_options=options))
-            return {name: _of_arrow(table.column(name)) for name in names}
-
-        return naming_the_file(lambda: pyarrow.csv.open_csv(path).schema.names), load
-    if path.endswith(PARQUET) or os.path.isdir(path):
-        source = naming_the_file(lambda: pyarrow.dataset.dataset(path, format="parquet"))
-        return source.schema.names, lambda names: {
-            name: _of_arrow(column)
-            for name, column in zip(names, naming_the_file(lambda: source.to_table(names)).columns, strict=True)
-        }
-    raise ValueError(f"{path}: a table must be a .csv or .parquet file or a folder of Parquet files")
-
-
-def _labels_as_written(path: str, columns: Loaded) -> Loaded:
-    """Those of the columns whose labels are text although pyarrow takes them for numbers.
-
-    Two spellings of one value, as 250.1 and 250.10, are two labels or one: the file does not say, which is an error.
-    """
-    import pyarrow as pa
-    import pyarrow.csv
-
-    names = [name for name, (values, _) in columns.items() if values.dtype.kind != "O"]
-    if not names:
-        return {}
-    options = pyarrow.csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
-    table, found = pyarrow.csv.read_csv(path, convert_options=options), {}
-    for name in names:
-        values, missing = columns[name]
-        texts = table.column(name).to_numpy().astype(object)
-        firsts: dict[Any, str] = {}
-        for text, value in dict(zip(texts[~missing], values[~missing].tolist(), strict=True)).items():
-            other = firsts.setdefault(value, text)
-            if other != text:
-                raise ValueError(
-                    f"{path}: column {name!r} has labels that are written differently and have the same value, "
-                    f"{other!r} and {text!r}; write them in one way, or pass a table in which the column is text"
-                )
-        if values.dtype.kind in "iuf" and any(re.match(r"-?0\d", text) for text in firsts.values()):
-            found[name] = texts, missing
-    return found
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise ImportError("CSV and Parquet files need pyarrow: pip install 'dpdl[parquet]'") from None
-    return pyarrow
-
-
-def _of_arrow(column: Any) -> tuple[NDArray[Any], Mask]:
-    """Values of an Arrow column, and where they are missing: null or NaN."""
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_dictionary(kind):  # not every kind of dictionary can be cast
-        values, missing = _of_arrow(pa.chunked_array([part.dictionary for part in column.chunks], kind.value_type))
-        first = np.cumsum([0, *(len(part.dictionary) for part in column.chunks)])
-        places = [part.indices.cast(pa.int64()).fill_null(-1).to_numpy() for part in column.chunks]
-        where = np.concatenate([np.where(k < 0, -1, k + n) for k, n in zip(places, first, strict=False)] or [first[:0]])
-        values = np.append(values, values[:1] if len(values) else [None])  # the last stands for null
-        return values[where], np.append(missing, True)[where]
-    missing = column.is_null().to_numpy()
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        values = column.fill_null(False if pa.types.is_boolean(kind) else 0).to_numpy()
-        return values, missing | np.isnan(values) if values.dtype.kind == "f" else missing
-    if any(str(kind) == text for text in ("string", "large_string", "string_view")):
-        return column.cast(pa.large_string()).to_numpy().astype(object), missing
-    if pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
-        return column.to_numpy(), missing
-    return _of_objects(np.fromiter(map(_tuple, column.to_pylist()), dtype=object, count=len(column)))
+    def load(self, roles: dict[str, str]) -> dict[str, Column]:
+        """The columns that have a role."""
+        return {name: Column(name, role, *_of_values(name, self.table[name])) for name, role in roles.items()}
 
 
 def _tuple(value: Any) -> Any:
-    """A list, as which Arrow holds a tuple, as a tuple."""
+    """A list, as which engines hold a tuple, as a tuple."""
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 

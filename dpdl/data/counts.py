@@ -1,14 +1,14 @@
-"""Logs of counts: how often each transition (s, a, s') occurred, and the means and variances of its reward and costs.
+"""Logs of counts: how often each transition occurred, and means and standard deviations of its reward and costs.
 
 That is all that anything but the order of the rows depends on, and what a cluster can reduce a log of any length to by
 one group-by. A record then stands for many transitions and holds their means. Standard errors also depend on how much
-rewards and costs vary among them, so variances can be given as well.
+rewards and costs vary among them, so standard deviations can be given as well: a variance would overflow at 1e155.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,9 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl.data import packing
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS
-
-if TYPE_CHECKING:
-    from dpdl.data.dataset import Dataset
 
 #: Counts are weights in double precision, so their sum must be exact there.
 MOST_TRANSITIONS = 2**53
@@ -34,9 +31,9 @@ def pack(
     *,
     costs: Mapping[str, ArrayLike] | None,
     terminated: ArrayLike | None,
-    r_var: ArrayLike | None,
-    u_var: ArrayLike | None,
-    cost_vars: Mapping[str, ArrayLike] | None,
+    r_std: ArrayLike | None,
+    u_std: ArrayLike | None,
+    cost_stds: Mapping[str, ArrayLike] | None,
     initial: ArrayLike | None,
     n_states: int,
     n_actions: int,
@@ -54,17 +51,17 @@ def pack(
     records = packing.pack(s_next, r, columns)
     pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
     arrays = {RECORDS: records, PAIRS: pairs, REPEATS: repeats}
-    given = u_var if names is None else cost_vars
-    if (r_var is None) != (given is None) and columns.shape[1]:
-        raise TypeError(f"give both r_var and {'u_var' if names is None else 'cost_vars'}, or neither")
-    if r_var is not None:
+    given = u_std if names is None else cost_stds
+    if (r_std is None) != (given is None) and columns.shape[1]:
+        raise TypeError(f"give both r_std and {'u_std' if names is None else 'cost_stds'}, or neither")
+    if r_std is not None:
         arrays[SPREADS] = np.empty(n, dtype=packing.spread_dtype(columns.shape[1]))
-        arrays[SPREADS]["r"] = check.numbers_array("r_var", r_var, shape=(n,), at_least=0)
+        arrays[SPREADS]["r"] = check.numbers_array("r_std", r_std, shape=(n,), at_least=0)
         for k in range(columns.shape[1]):
-            name = f"u_var[:, {k}]" if names is None else f"cost_vars[{names[k]!r}]"
-            if names is not None and (not isinstance(cost_vars, Mapping) or names[k] not in cost_vars):
-                raise ValueError(f"cost_vars must be a mapping with the names of costs, and {names[k]!r} is missing")
-            column = cost_vars[names[k]] if names is not None and cost_vars else np.reshape(u_var, (n, -1))[:, k]
+            name = f"u_std[:, {k}]" if names is None else f"cost_stds[{names[k]!r}]"
+            if names is not None and (not isinstance(cost_stds, Mapping) or names[k] not in cost_stds):
+                raise ValueError(f"cost_stds must be a mapping with the names of costs, and {names[k]!r} is missing")
+            column = cost_stds[names[k]] if names is not None and cost_stds else np.reshape(u_std, (n, -1))[:, k]
             arrays[SPREADS]["u"][:, k] = check.numbers_array(name, column, shape=(n,), at_least=0)
     if initial is not None:
         arrays[INITIAL] = check.indices("initial", initial, MOST_TRANSITIONS, shape=(n_states,), dtype=np.int64)
@@ -73,15 +70,15 @@ def pack(
     return names, arrays
 
 
-def tabulate(log: Dataset) -> dict[str, Any]:
+def tabulate(log: Any) -> dict[str, Any]:
     """Count the transitions of a log by pair, next state and end; the columns are those of `pack`.
 
-    Cells are merged chunk by chunk by their counts, means and sums of squares around the means, which loses no digits
-    however far the values are from zero.
+    Cells are merged chunk by chunk by their counts, means and deviations from the means, which loses no digits however
+    far the values are from zero.
     """
     ends, I = log.n_states, log.n_utilities
     keys = np.empty(0, dtype=np.int64)
-    totals, means, squares, first = np.empty(0, dtype=np.int64), np.empty((0, 1 + I)), np.empty((0, 1 + I)), 0
+    totals, means, spreads, first = np.empty(0, dtype=np.int64), np.empty((0, 1 + I)), np.empty((0, 1 + I)), 0
     for part, repeats in log.parts():
         after = np.where(part["s_next"] < 0, ends, part["s_next"]).astype(np.int64)
         values = np.column_stack([part["r"], part["u"]])
@@ -89,26 +86,31 @@ def tabulate(log: Dataset) -> dict[str, Any]:
         own = np.zeros_like(values)
         if log.spreads is not None:
             spread = log.spreads[first : first + len(part)]
-            own = np.column_stack([spread["r"], spread["u"]]) * weight[:, None]
+            own = np.column_stack([spread["r"], spread["u"]])
         here = np.concatenate([keys, part["pair"].astype(np.int64) * (ends + 1) + after])
         keys, place = np.unique(here, return_inverse=True)
         weights, centres = np.concatenate([totals, weight]), np.concatenate([means, values])
-        inner = np.concatenate([squares, own])
+        inner = np.concatenate([spreads, own])
         totals = np.zeros(len(keys), dtype=np.int64)
         np.add.at(totals, place, weights)
-        means, squares = np.empty((2, len(keys), 1 + I))
+        means, spreads = np.empty((2, len(keys), 1 + I))
         pivot = np.empty(len(keys), dtype=np.intp)
         pivot[place] = np.arange(len(place))  # any member of the cell: sums are taken around its value
         for k in range(1 + I):
-            apart = centres[:, k] - centres[pivot, k][place]
+            with np.errstate(over="ignore"):
+                apart = centres[:, k] - centres[pivot, k][place]
+            size = max(float(abs(apart).max(initial=0.0)), float(inner[:, k].max(initial=0.0))) or 1.0
+            if not np.isfinite(size * float(totals.max())):
+                raise ValueError(f"column {k} of reward and costs has numbers whose sums overflow")
+            apart = apart / size  # so that squares neither overflow nor vanish
             shift = np.bincount(place, weights=apart * weights, minlength=len(keys)) / totals
-            means[:, k] = centres[pivot, k] + shift
+            means[:, k] = centres[pivot, k] + size * shift
             apart -= shift[place]
-            squares[:, k] = np.bincount(place, weights=apart**2 * weights + inner[:, k], minlength=len(keys))
+            squares = np.bincount(place, weights=(apart**2 + (inner[:, k] / size) ** 2) * weights, minlength=len(keys))
+            spreads[:, k] = size * np.sqrt(squares / totals)
         first += len(part)
     pair, after = np.divmod(keys, ends + 1)
     flat, ended = log.table[pair], after == ends
-    spreads = squares / totals[:, None]
     found = {
         "s": flat // log.n_actions,
         "a": flat % log.n_actions,
@@ -116,12 +118,12 @@ def tabulate(log: Dataset) -> dict[str, Any]:
         "terminated": ended,
         "count": totals,
         "r": means[:, 0],
-        "r_var": spreads[:, 0],
+        "r_std": spreads[:, 0],
     }
     if log.cost_names is None:
-        return found | {"u": means[:, 1:], "u_var": spreads[:, 1:]}
+        return found | {"u": means[:, 1:], "u_std": spreads[:, 1:]}
     named = list(enumerate(log.cost_names, start=1))
     return found | {
         "costs": {name: means[:, k] for k, name in named},
-        "cost_vars": {name: spreads[:, k] for k, name in named},
+        "cost_stds": {name: spreads[:, k] for k, name in named},
     }

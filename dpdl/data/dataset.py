@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,11 +21,7 @@ from dpdl import _validation as check
 from dpdl.data import counts, packing, storage
 from dpdl.data.labels import Labels
 from dpdl.data.packing import record_dtype
-from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Sizes
-
-if TYPE_CHECKING:
-    from dpdl.question import Question
-
+from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Facts
 
 #: What a posed log computes from its own records.
 _OF_RAW = ("ranges", "notes", "fingerprint", "_last_posed")
@@ -70,8 +66,8 @@ class Dataset:
     labels : Labels or None
         What states and actions are called (`read_log`); a saved log keeps them.
     repeats, spreads : arrays or None
-        Of a log of counts (`from_counts`): how many transitions each record stands for, and the variances of reward and
-        costs or utilities among them.
+        Of a log of counts (`from_counts`): how many transitions each record stands for, and the standard deviations of
+        reward and costs or utilities among them.
     question : Question or None
         What the log was posed under (`dpdl.question.pose`); None for a log in the caller's units.
     path : pathlib.Path or None
@@ -90,7 +86,7 @@ class Dataset:
     n_actions: int
     cost_names: tuple[str, ...] | None
     labels: Labels | None = None
-    question: Question | None = None
+    question: Any = None  # a `dpdl.question.Question`
     _raw: Dataset | None = None  # the log in the caller's units, of a posed log
     _notes: tuple[str, ...] = ()
     _is_part: bool = False
@@ -147,9 +143,9 @@ class Dataset:
         n_actions: int,
         costs: Mapping[str, ArrayLike] | None = None,
         terminated: ArrayLike | None = None,
-        r_var: ArrayLike | None = None,
-        u_var: ArrayLike | None = None,
-        cost_vars: Mapping[str, ArrayLike] | None = None,
+        r_std: ArrayLike | None = None,
+        u_std: ArrayLike | None = None,
+        cost_stds: Mapping[str, ArrayLike] | None = None,
         initial: ArrayLike | None = None,
     ) -> Dataset:
         """Make a log from counts, one row for each distinct transition: what one group-by makes of a log of any length.
@@ -169,10 +165,10 @@ class Dataset:
             Mean utilities; or `costs`, mean costs by name.
         terminated : array_like of bool, optional
             Rows that ended their episode.
-        r_var, u_var or cost_vars : optional
-            Variances within a row (population: divided by the count), shaped like `r`, `u` and `costs`. Without them
-            all transitions of a row are taken to have had the same reward and costs, which is so if the group-by is by
-            these as well; otherwise standard errors come out too small.
+        r_std, u_std or cost_stds : optional
+            Standard deviations within a row (population: divided by the count), shaped like `r`, `u` and `costs`.
+            Without them all transitions of a row are taken to have had the same reward and costs, which is so if the
+            group-by is by these as well; otherwise standard errors come out too small.
         initial : array_like of int, shape (S,), optional
             How many episodes began in each state: the default of the initial distribution.
         n_states, n_actions
@@ -193,9 +189,9 @@ class Dataset:
             u,
             costs=costs,
             terminated=terminated,
-            r_var=r_var,
-            u_var=u_var,
-            cost_vars=cost_vars,
+            r_std=r_std,
+            u_std=u_std,
+            cost_stds=cost_stds,
             initial=initial,
             n_states=n_states,
             n_actions=n_actions,
@@ -244,10 +240,11 @@ class Dataset:
             If a file is damaged or invalid; the message names the file and the reason.
         """
         folder = Path(os.path.abspath(check.path("path", path)))
-        stored = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
-        header, log = stored.header, cls.__new__(cls)
-        log._fill(stored.arrays, stored.counts, header.sizes.n_states, header.sizes.n_actions, header.names, folder)
-        log.__dict__.update(fingerprint=header.fingerprint, labels=stored.labels)
+        read = storage.read(folder, mmap=check.flag("mmap", mmap), verify=check.flag("verify", verify))
+        facts, arrays, counts, fingerprint = read
+        log = cls.__new__(cls)
+        log._fill(arrays, counts, facts.n_states, facts.n_actions, facts.names, folder)
+        log.__dict__.update(fingerprint=fingerprint, labels=facts.labels, _notes=facts.notes)
         return log
 
     def __copy__(self) -> Dataset:
@@ -291,7 +288,7 @@ class Dataset:
         """The log in the caller's units, of a posed log; otherwise the log itself."""
         return self if self._raw is None else self._raw
 
-    def posed(self, question: Question) -> Dataset:
+    def posed(self, question: Any) -> Dataset:
         """Return this log in the paper's form under a question (`dpdl.question`).
 
         This is the one place where records are scaled. A log that has the form already shares its records.
@@ -313,8 +310,8 @@ class Dataset:
             if spreads is not None:
                 spreads = np.empty(len(records), dtype=packing.spread_dtype(n))
                 assert self.spreads is not None
-                spreads["r"] = self.spreads["r"] * question.reward_slope**2
-                spreads["u"] = self.spreads["u"][:, question.columns] * question.slope**2
+                spreads["r"] = self.spreads["r"] * question.reward_slope
+                spreads["u"] = self.spreads["u"][:, question.columns] * abs(question.slope)
         shared = {name: value for name, value in self.__dict__.items() if name not in _OF_RAW}
         log = type(self).__new__(type(self))
         log.__dict__.update(shared)
@@ -325,9 +322,8 @@ class Dataset:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a folder, for `open`; the format is documented in `dpdl.data.storage`.
 
-        The folder is written atomically: under a temporary name beside `path`, flushed to the disk and renamed. With
-        `overwrite` an existing data set is kept until the new one is complete. Anything else at `path` is never
-        replaced.
+        With `overwrite` the log that is there is kept until the new one is complete, and then replaced at once.
+        Anything else at `path` is never replaced.
 
         Examples
         --------
@@ -340,7 +336,7 @@ class Dataset:
         ([1, 0], 'log', True)
         """
         target, overwrite = check.path("path", path), check.flag("overwrite", overwrite)
-        storage.save(target, self._sizes, self.cost_names, self._arrays(), self.labels, overwrite=overwrite)
+        storage.save(target, self.raw._facts, self.raw._arrays(), overwrite=overwrite)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -351,7 +347,7 @@ class Dataset:
         """
         if self._raw is not None:
             return self._raw.fingerprint
-        return storage.describe(self._sizes, self.cost_names, self._arrays()).fingerprint
+        return storage.fingerprint(self._facts, self._arrays())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be set")
@@ -658,28 +654,19 @@ class Dataset:
         )
 
     @property
-    def _sizes(self) -> Sizes:
-        return Sizes(
-            n_records=len(self.records),
-            n_states=self.n_states,
-            n_actions=self.n_actions,
-            n_utilities=self.n_utilities,
-            n_pairs=len(self.pairs),
-            n_trajectories=None if self._begins is None else len(self._begins) + 1,
-            n_transitions=None if self.repeats is None else len(self),
-            spreads=self.spreads is not None,
-            initial=self._initial is not None,
-        )
+    def _facts(self) -> Facts:
+        sizes = (self.n_states, self.n_actions)
+        return Facts(*sizes, self.cost_names, self.n_utilities, self._notes, self.labels)
 
     def _of_counts(self) -> dict[str, NDArray[Any] | None]:
         """The arrays that only a log of counts has."""
         return {REPEATS: self.repeats, SPREADS: self.spreads, INITIAL: self._initial}
 
-    def _arrays(self) -> dict[str, Iterable[NDArray[Any]]]:
+    def _arrays(self) -> dict[str, tuple[int, Iterable[NDArray[Any]]]]:
         """The arrays of the log in chunks, with table = pairs."""
-        whole = {STARTS: self.starts} | self._of_counts()
-        rest = {name: [array] for name, array in whole.items() if array is not None}
-        return {RECORDS: self._chunks(), PAIRS: [self.pairs], **rest}
+        whole = {PAIRS: self.pairs, STARTS: self.starts} | self._of_counts()
+        rest = {name: (len(array), [array]) for name, array in whole.items() if array is not None}
+        return {RECORDS: (len(self.records), self._chunks()), **rest}
 
     def _chunks(self) -> Iterator[NDArray[Any]]:
         for view in packing.chunks(self.records):

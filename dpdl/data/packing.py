@@ -31,7 +31,7 @@ def record_dtype(n_utilities: int) -> np.dtype[Any]:
 
 
 def spread_dtype(n_utilities: int) -> np.dtype[Any]:
-    """Variances of the reward and the utilities among the transitions that one record of a log of counts stands for."""
+    """Standard deviations of reward and utilities among the transitions that a record of a log of counts stands for."""
     return np.dtype([("r", "<f8"), ("u", "<f8", (n_utilities,))])
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.data.packing import sizes
-from dpdl.settings import SMALLEST_FLOOR
+from dpdl.theory import SMALLEST_FLOOR
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,33 @@
-"""Data sets on disk: a folder of ``.npy`` files in the layout that the core reads, mapped into memory.
+"""Logs on disk: a folder of ``.npy`` files in the layout that the core reads, mapped into memory.
 
-Version 3 of the format is a folder with these files:
+``header.json`` is one JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (4), ``n_states``, ``n_actions``,
+``costs`` (the names of the costs; null if the columns are utilities), ``notes``, ``labels`` (null, or as
+`Labels.to_json` makes them), ``arrays`` (for each array its ``file``, its number of elements ``n`` and the ``sha256``
+of its elements) and ``checksum`` (`dpdl.files.headers.seal`). The arrays, each in an ``.npy`` file of its own, are
 
-``header.json``
-    One JSON object (ASCII): ``format`` ("dpdl dataset"), ``version`` (3), the fields of `Sizes`, ``costs`` (the names
-    of the costs; null if the columns are utilities), ``files`` (for each other file its length in ``bytes`` and its
-    ``sha256``) and ``checksum``: the SHA-256 of ``header.json`` itself with these 64 digits replaced by zeros.
-``records.npy``
-    The packed transitions, a structured array of `record_dtype`; ``s_next`` is -1 where an episode ended. A log of N
-    transitions with I utilities takes N (16 + 8 I) bytes, and a sampled transition is contiguous in memory.
-``pairs.npy``
+``records``
+    The packed transitions, of `record_dtype`; ``s_next`` is -1 where an episode ended.
+``pairs``
     int64: the visited pairs as s * n_actions + a, ascending; ``pair`` of a record is a position in this array.
-``starts.npy``
+``starts``
     int64: positions at which trajectories begin, ascending from 0. Absent if the transitions are independent.
-``repeats.npy``, ``spreads.npy``, ``initial.npy``
-    Only for a log of counts: how many transitions each record stands for (int64); the variances of reward and utilities
-    among them (1 + I doubles a record); how often an episode began in each state (int64). Each may be absent.
+``repeats``, ``spreads``, ``initial``
+    Of a log of counts: how many transitions each record stands for (int64), the standard deviations of reward and
+    columns among them, and how often an episode began in each state (int64). Each may be absent.
 
-``labels.json``
-    Only if states and actions have labels: one JSON object (ASCII) as `Labels.to_json` makes it. The header then has
-    its length and SHA-256 under ``labels``. Labels do not enter the fingerprint.
-
-Each ``.npy`` file begins with the header that ``numpy.save`` of NumPy 2 writes for a one-dimensional array (version 1.0
-of that format). Reading compares it with the expected header, so it is not parsed, and nothing is unpickled. Sizes in
-``header.json`` are compared with each other and with the files before anything is allocated. Contents are then read
-once, in chunks, to check their SHA-256 and that every index and number is in range.
-
-`Dataset.save` and `Dataset.open` use these functions, which do not depend on `Dataset`.
+Files are written under new names, and then one rename of ``header.json`` replaces the old log by the new one: a log
+that is opened meanwhile is the one or the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap as memory
 import os
-import stat
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
-from functools import partial
-from io import BufferedReader
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,356 +36,218 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.labels import Labels
 from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
-from dpdl.files.atomic import Folder, naming_the_target, read_folder, replacing, sync
-from dpdl.files.headers import expect_names, is_sha256, npy_header, parse_json, seal, unseal
+from dpdl.files.atomic import naming_the_target, refuse, sync
+from dpdl.files.headers import expect_names, seal, unseal
 
-FORMAT, VERSION = "dpdl dataset", 3
-HEADER, RECORDS, PAIRS, STARTS = "header.json", "records.npy", "pairs.npy", "starts.npy"
-REPEATS, SPREADS, INITIAL = "repeats.npy", "spreads.npy", "initial.npy"
-LABELS = "labels.json"
+FORMAT, VERSION, HEADER = "dpdl dataset", 4, "header.json"
+RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL = "records", "pairs", "starts", "repeats", "spreads", "initial"
+ARRAYS = (RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL)
+LARGEST, LARGEST_COUNT = float(np.finfo(np.float64).max), 2**63 - 1
 
-#: A header is read into memory, so its length is bounded, and so is the number of utilities, whose scales it lists.
-LARGEST_HEADER = 1 << 24
-MOST_UTILITIES = 1 << 16
-LARGEST = float(np.finfo(np.float64).max)
-#: File offsets are 64-bit numbers with a sign.
-LARGEST_FILE = 2**63 - 1
+Arrays = Mapping[str, NDArray[Any]]
+#: Arrays in parts, with the number of elements of each.
+Parts = Mapping[str, tuple[int, Iterable[NDArray[Any]]]]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers that determine the length of every file."""
+class Facts(NamedTuple):
+    """What a log is besides its arrays."""
 
-    n_records: int
     n_states: int
     n_actions: int
-    n_utilities: int
-    n_pairs: int
-    n_trajectories: int | None  # None if the transitions are independent
-    n_transitions: int | None = None  # how many the records stand for; None if each is one
-    spreads: bool = False  # whether there are variances within records
-    initial: bool = False  # whether there are counts of initial states
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("n_states", 1, INT32_MAX),
-            ("n_actions", 1, INT32_MAX),
-            ("n_utilities", 0, MOST_UTILITIES),
-            ("n_records", 1, LARGEST_FILE),
-            ("n_pairs", 1, INT32_MAX),
-            ("n_trajectories", 1, LARGEST_FILE),
-            ("n_transitions", self.n_records, LARGEST_FILE),
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("n_trajectories", "n_transitions"):
-                continue
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name} must be a whole number between {least} and {most}, got {value!r}")
-        for name in ("spreads", "initial"):
-            check.flag(name, getattr(self, name))
-        if self.n_pairs > min(self.n_records, self.n_states * self.n_actions):
-            raise ValueError(f"n_pairs = {self.n_pairs} exceeds n_records or n_states * n_actions")
-        if (self.n_trajectories or 1) > self.n_records:
-            raise ValueError(f"n_trajectories = {self.n_trajectories} exceeds n_records")
-        if self.length(RECORDS) > LARGEST_FILE:
-            raise ValueError(f"n_records = {self.n_records} is too large for a file")
-
-    @property
-    def arrays(self) -> dict[str, tuple[np.dtype[Any], int]]:
-        """Type and number of elements of each array, by file name."""
-        found = {RECORDS: (record_dtype(self.n_utilities), self.n_records), PAIRS: (np.dtype("<i8"), self.n_pairs)}
-        if self.n_trajectories is not None:
-            found[STARTS] = (np.dtype("<i8"), self.n_trajectories)
-        if self.n_transitions is not None:
-            found[REPEATS] = (np.dtype("<i8"), self.n_records)
-        if self.spreads:
-            found[SPREADS] = (spread_dtype(self.n_utilities), self.n_records)
-        if self.initial:
-            found[INITIAL] = (np.dtype("<i8"), self.n_states)
-        return found
-
-    def described(self) -> dict[str, Any]:
-        """The sizes that differ from those of an ordinary log, by name: the same in every version of the format."""
-        defaults = {field.name: field.default for field in fields(self)}
-        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
-
-    def length(self, name: str) -> int:
-        """Bytes of a file."""
-        dtype, n = self.arrays[name]
-        return len(npy_header(dtype, n)) + n * dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Header:
-    """The contents of ``header.json``."""
-
-    sizes: Sizes
     names: tuple[str, ...] | None  # of the costs; None if the columns are utilities
-    sums: Mapping[str, str]
-    labels: Mapping[str, Any] | None = None  # "bytes" and "sha256" of labels.json
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the sizes, the names of the costs and the sums of the arrays."""
-        content = [self.sizes.described(), self.names, dict(self.sums)]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    def text(self) -> bytes:
-        """Render ``header.json``."""
-        content = {
-            **asdict(self.sizes),
-            "costs": self.names,
-            "files": {name: {"bytes": self.sizes.length(name), "sha256": self.sums[name]} for name in self.sums},
-            **({} if self.labels is None else {"labels": dict(self.labels)}),
-        }
-        return seal(FORMAT, VERSION, content, indent=1)
-
-    @classmethod
-    def parse(cls, raw: bytes) -> Header:
-        """Read ``header.json``; everything in it is checked, its own checksum first."""
-        version, content = unseal(raw, FORMAT, VERSION)
-        if version != VERSION:
-            raise ValueError(f"it has version {version} of the format, and this dpdl reads version {VERSION}")
-        names = [field.name for field in fields(Sizes)]
-        labels = content.pop("labels", None)
-        expect_names("the header", content, {"costs", "files", *names})
-        if labels is not None:
-            expect_names("labels", labels, {"bytes", "sha256"})
-            if type(labels["bytes"]) is not int or not is_sha256(labels["sha256"]):
-                raise ValueError(f"labels must have a number of bytes and a SHA-256, got {labels}")
-        sizes, files = Sizes(**{name: content[name] for name in names}), content["files"]
-        expect_names("files", files, set(sizes.arrays))
-        for name in sizes.arrays:
-            expect_names(f"files[{name!r}]", files[name], {"bytes", "sha256"})
-            if files[name]["bytes"] != sizes.length(name) or not is_sha256(files[name]["sha256"]):
-                raise ValueError(
-                    f"files[{name!r}] must have {sizes.length(name)} bytes and a SHA-256, got {files[name]}"
-                )
-        costs = content["costs"]
-        if costs is not None:
-            if not isinstance(costs, list) or len({*map(str, costs)}) != sizes.n_utilities:
-                raise ValueError(f"costs must be {sizes.n_utilities} distinct names, got {costs!r:.200}")
-            costs = tuple(check.text(f"costs[{k}]", name) for k, name in enumerate(costs))
-        return cls(sizes, costs, {name: files[name]["sha256"] for name in sizes.arrays}, labels)
+    n_columns: int
+    notes: tuple[str, ...] = ()
+    labels: Labels | None = None
 
 
-Arrays = Mapping[str, Iterable[NDArray[Any]]]
-Names = tuple[str, ...] | None
+def array_type(name: str, n_columns: int) -> np.dtype[Any]:
+    """Type of the elements of an array."""
+    special = {RECORDS: record_dtype(n_columns), SPREADS: spread_dtype(n_columns)}
+    return special.get(name, np.dtype("<i8"))
 
 
-class Stored(NamedTuple):
-    """A data set read from a folder; `counts` says how often each pair occurs."""
-
-    header: Header
-    arrays: Mapping[str, NDArray[Any]]
-    counts: NDArray[np.int64]
-    labels: Labels | None
+def fingerprint(facts: Facts, parts: Parts) -> str:
+    """SHA-256 of the sizes, the names of the costs and the arrays."""
+    return _fingerprint(facts, {name: (n, _digest(array)) for name, (n, array) in parts.items()})
 
 
-def is_replaceable(path: Path) -> bool:
-    """Whether a path is an empty folder, or holds a data set and nothing else; only these are overwritten."""
-    if not path.is_dir():
-        return False
-    with os.scandir(path) as entries:
-        files = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
-    if not files:
-        return True
-    known = {HEADER, RECORDS, PAIRS, STARTS, REPEATS, SPREADS, INITIAL, LABELS}
-    if HEADER not in files or not files.keys() <= known or not all(files.values()):
-        return False
-    try:  # a data set of any version, perhaps damaged
-        with Folder(path) as folder:
-            content = parse_json(_header_bytes(folder))
-            return isinstance(content, dict) and content.get("format") == FORMAT
-    except ValueError:
-        return False
+def _fingerprint(facts: Facts, sums: Mapping[str, tuple[int, str]]) -> str:
+    content = [facts.n_states, facts.n_actions, facts.n_columns, facts.names, sorted(sums.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def save(path: Path, sizes: Sizes, names: Names, arrays: Arrays, labels: Labels | None, *, overwrite: bool) -> None:
-    """Write a data set, its arrays given in chunks, to a folder atomically."""
-    named = None if labels is None else json.dumps(labels.to_json()).encode("ascii")
-    with replacing(path, overwrite, is_replaceable) as folder, naming_the_target(path):
-        write(folder, sizes, names, arrays, named)
-
-
-def write(folder: Path, sizes: Sizes, names: Names, arrays: Arrays, labels: bytes | None = None) -> None:
-    """Write the files of a data set; chunks may be read from the files that are being overwritten."""
-    sums = {}
-    for name, (dtype, n) in sizes.arrays.items():
-        with open(folder / name, "r+b" if (folder / name).exists() else "xb") as file:
-            sums[name] = _write_array(dtype, n, arrays[name], file.write)
-        sync(folder / name)
-    named = None
-    if labels is not None:
-        named = {"bytes": len(labels), "sha256": hashlib.sha256(labels).hexdigest()}
-        (folder / LABELS).write_bytes(labels)
-        sync(folder / LABELS)
-    (folder / HEADER).write_bytes(Header(sizes, names, sums, named).text())
-    sync(folder / HEADER)
-
-
-def describe(sizes: Sizes, names: Names, arrays: Arrays) -> Header:
-    """Return the header that `save` would write."""
-    return Header(sizes, names, {name: _write_array(*sizes.arrays[name], arrays[name]) for name in sizes.arrays})
-
-
-def read(path: Path, *, mmap: bool = True, verify: bool = True) -> Stored:
-    """Open a folder and check its contents; `verify=False` skips the SHA-256 of the arrays."""
-    header, arrays, labels = read_folder(path, partial(_read_files, mmap=mmap))
-    sizes = header.sizes
-    counts = inspect(arrays, sizes.n_states, sizes.n_actions, path.joinpath, header.sums if verify else {})
-    if sizes.n_transitions is not None and int(counts.sum()) != sizes.n_transitions:
-        raise ValueError(f"{path / REPEATS}: repeats sum to {counts.sum()}, {HEADER} says {sizes.n_transitions}")
-    if not counts.all():
-        unvisited = int(np.argmin(counts))
-        raise ValueError(f"{path / PAIRS}: pairs[{unvisited}] = {arrays[PAIRS][unvisited]} occurs in no record")
-    return Stored(header, arrays, counts, labels)
-
-
-def inspect(
-    arrays: Mapping[str, NDArray[Any]],
-    n_states: int,
-    n_actions: int,
-    label: Callable[[str], object] = lambda name: name.removesuffix(".npy"),
-    sums: Mapping[str, str] = MappingProxyType({}),
-) -> NDArray[np.int64]:
-    """Check the arrays of a log, given by file name, and return how often each pair occurs.
-
-    The core checks nothing, so every log is checked here, after it was copied or mapped read-only. The SHA-256 of each
-    array in `sums` is compared as well. Messages begin with ``label(name)``.
-    """
-    records = _Records(n_states, n_actions, arrays)
-    checks: dict[str, Callable[[NDArray[Any], int], None]] = {
-        PAIRS: _Ascending("pairs", n_states * n_actions).check_part,
-        STARTS: _Ascending("starts", len(arrays[RECORDS])).check_part,
-        REPEATS: partial(_check_numbers, "repeats", 1, LARGEST_FILE),
-        SPREADS: _check_spreads,
-        INITIAL: partial(_check_numbers, "initial", 0, LARGEST_FILE),
-        RECORDS: records.check_part,
-    }
-    for name in (name for name in checks if name in arrays):
-        array = arrays[name]
-        digest = hashlib.sha256(npy_header(array.dtype, len(array))) if name in sums else None
-        error = _first_error(array, checks[name], digest, len(arrays[PAIRS]))
-        # A wrong checksum explains an invalid value, so it is reported first.
-        if digest is not None and digest.hexdigest() != sums[name]:
-            raise ValueError(f"{label(name)}: its SHA-256 is not the one in {HEADER}: the file is damaged")
-        if error is not None:
-            raise ValueError(f"{label(name)}: {error}")
-    return records.counts
-
-
-def _write_array(
-    dtype: np.dtype[Any],
-    n: int,
-    parts: Iterable[NDArray[Any]],
-    sink: Callable[[Any], object] = lambda raw: None,
-) -> str:
-    """Write a ``.npy`` file of `n` elements to `sink` and return its SHA-256."""
-    digest, written = hashlib.sha256(npy_header(dtype, n)), 0
-    sink(npy_header(dtype, n))
+def _digest(parts: Iterable[NDArray[Any]], sink: Any = None) -> str:
+    digest = hashlib.sha256()
     for part in parts:
-        raw = _raw(np.ascontiguousarray(part, dtype=dtype))
+        raw = np.ascontiguousarray(part).view(np.uint8).data
         digest.update(raw)
-        sink(raw)
-        written += len(part)
-    if written != n:
-        raise ValueError(f"expected {n} elements, got {written}")
+        if sink is not None:
+            sink.write(raw)
     return digest.hexdigest()
 
 
-def _raw(array: NDArray[Any]) -> memoryview:
-    return array.view(np.uint8).data
-
-
-def _read_files(folder: Folder, mmap: bool) -> tuple[Header, dict[str, NDArray[Any]], Labels | None]:
-    """Read the header, the arrays and the labels; all files are opened first, so that none can be removed meanwhile."""
-    raw = _header_bytes(folder)
-    try:
-        header = Header.parse(raw)
-    except ValueError as error:
-        raise ValueError(f"{folder.path / HEADER}: {error}") from None
-    with ExitStack() as stack:
-        names = [*header.sizes.arrays, *([] if header.labels is None else [LABELS])]
-        streams = {name: stack.enter_context(_opened(folder, name)) for name in names}
-        arrays = {
-            name: _read_array(folder.path / name, streams[name], *described, mmap)
-            for name, described in header.sizes.arrays.items()
-        }
-        return header, arrays, _read_labels(folder.path / LABELS, streams.get(LABELS), header)
-
-
-def _read_labels(file: Path, stream: BufferedReader | None, header: Header) -> Labels | None:
-    if stream is None or header.labels is None:
-        return None
-    length, expected = os.fstat(stream.fileno()).st_size, header.labels["bytes"]
-    if length != expected:
-        raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
-    raw = stream.read()
-    if hashlib.sha256(raw).hexdigest() != header.labels["sha256"]:
-        raise ValueError(f"{file}: its SHA-256 is not the one in {HEADER}: the file is damaged")
-    try:
-        labels = Labels.from_json(parse_json(raw))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from None
-    found, sizes = (len(labels.states), len(labels.actions)), (header.sizes.n_states, header.sizes.n_actions)
-    if found != sizes:
-        raise ValueError(f"{file}: it names {found[0]} states and {found[1]} actions, {HEADER} says {sizes}")
-    return labels
-
-
-def _header_bytes(folder: Folder) -> bytes:
-    with _opened(folder, HEADER) as stream:
-        length = os.fstat(stream.fileno()).st_size
-        if length > LARGEST_HEADER:
-            raise ValueError(f"{folder.path / HEADER}: {length} bytes are too many for a header")
-        return stream.read()
-
-
-def _read_array(file: Path, stream: BufferedReader, dtype: np.dtype[Any], n: int, mmap: bool) -> NDArray[Any]:
-    """Map an array read-only, or read it into memory, after checking the length of the file."""
-    head = npy_header(dtype, n)
-    expected, length = len(head) + n * dtype.itemsize, os.fstat(stream.fileno()).st_size
-    if length != expected:
-        raise ValueError(f"{file}: it has {length} bytes, and {HEADER} says {expected}")
-    if mmap:
-        whole = np.frombuffer(memory.mmap(stream.fileno(), expected, access=memory.ACCESS_READ), dtype=np.uint8)
-    else:
-        whole = np.empty(expected, dtype=np.uint8)
-        if stream.readinto(whole.data) != expected:
-            raise ValueError(f"{file}: it was truncated while it was read")
-    if whole[: len(head)].tobytes() != head:
-        raise ValueError(f"{file}: its .npy header is not that of a vector of {n} elements of type {dtype.descr}")
-    return whole[len(head) :].view(dtype)
-
-
-def _opened(folder: Folder, name: str) -> BufferedReader:
-    """Open a regular file; raise ValueError for anything else, without opening it: a pipe would block."""
-    try:
-        if not stat.S_ISREG(folder.stat(name).st_mode):
-            raise ValueError(f"{folder.path / name}: it is not a regular file")
-        return folder.open(name)
-    except FileNotFoundError:
-        if name == HEADER:
-            raise ValueError(f"{folder.path} is not a dpdl data set: it has no {HEADER}") from None
-        raise ValueError(f"{folder.path / name}: it is missing") from None
-
-
-def _first_error(
-    array: NDArray[Any], check_part: Callable[[NDArray[Any], int], None], digest: Any, at_least: int
-) -> ValueError | None:
-    """Read an array once, in chunks: add all of it to `digest`, and return the first error of `check_part`."""
-    found, first = None, 0
-    for part in chunks(array, at_least):
-        if digest is not None:
-            digest.update(_raw(part))
+def save(path: Path, facts: Facts, parts: Parts, *, overwrite: bool) -> None:
+    """Write a log, its arrays given in parts, to a folder; it replaces the log there at once when it is complete."""
+    labels = None if facts.labels is None else facts.labels.to_json()  # raises before anything is written
+    is_new = not path.exists()
+    if not is_new:
+        _refuse_existing(path, overwrite)
+    token, written = secrets.token_hex(8), []
+    with naming_the_target(path):
+        path.mkdir(exist_ok=True)
         try:
-            if found is None:
-                check_part(part, first)
+            described = {}
+            for name, (n, array) in parts.items():
+                file = path / f"{name}-{token}.npy"
+                written.append(file)
+                dtype = array_type(name, facts.n_columns)
+                with open(file, "xb") as stream:
+                    shape = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n,)}
+                    np.lib.format.write_array_header_1_0(stream, shape)
+                    described[name] = {"file": file.name, "n": n, "sha256": _digest(array, stream)}
+                sync(file)
+            content = {
+                "n_states": facts.n_states,
+                "n_actions": facts.n_actions,
+                "n_columns": facts.n_columns,
+                "costs": facts.names,
+                "notes": list(facts.notes),
+                "labels": labels,
+                "arrays": described,
+            }
+            new = path / f"{HEADER}-{token}"
+            written.append(new)
+            new.write_bytes(seal(FORMAT, VERSION, content))
+            sync(new)
+            os.replace(new, path / HEADER)
+            sync(path)
+        except BaseException:
+            for file in written:
+                file.unlink(missing_ok=True)
+            if is_new:
+                with suppress(OSError):
+                    path.rmdir()
+            raise
+        for file in path.glob("*-*"):
+            if file not in written and file.name.startswith((*ARRAYS, HEADER)):
+                file.unlink(missing_ok=True)
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if not path.is_dir() or (any(path.iterdir()) and not (path / HEADER).exists()):
+        refuse(path, "it is not replaced, because it is not a data set")
+    if (path / HEADER).exists():
+        if not overwrite:
+            refuse(path, "it exists already; pass overwrite=True to replace it")
+        try:
+            _header(path)
         except ValueError as error:
-            found = error
-        first += len(part)
+            if "it is not a dpdl" in str(error) or "JSON" in str(error):
+                refuse(path, "it is not replaced, because it is not a data set")
+
+
+def read(path: Path, *, mmap: bool = True, verify: bool = True) -> tuple[Facts, dict[str, NDArray[Any]], NDArray, str]:
+    """Open a folder and check its contents; return what it holds, how often each pair occurs, and the fingerprint."""
+    for _ in range(5):  # a header that is replaced after it was read names files that are gone
+        facts, described = _header(path)
+        try:
+            arrays = {name: _array(path, name, one, facts.n_columns, mmap) for name, one in described.items()}
+            break
+        except FileNotFoundError as error:
+            missing = ValueError(f"{error.filename}: it is missing")
+    else:
+        raise missing
+    counts = inspect(arrays, facts.n_states, facts.n_actions, path, described if verify else {})
+    if not counts.all():
+        raise ValueError(f"{path}: pairs[{np.argmin(counts)}] occurs in no record")
+    sums = {name: (one["n"], one["sha256"]) for name, one in described.items()}
+    return facts, arrays, counts, _fingerprint(facts, sums)
+
+
+def _header(path: Path) -> tuple[Facts, dict[str, Any]]:
+    try:
+        raw = (path / HEADER).read_bytes()
+    except FileNotFoundError:
+        if not path.exists():
+            raise
+        raise ValueError(f"{path} is not a dpdl data set: it has no {HEADER}") from None
+    try:
+        version, content = unseal(raw, FORMAT, VERSION)
+        if version != VERSION:
+            raise ValueError(f"it has version {version} of the format, and this dpdl reads version {VERSION}")
+        expect_names(
+            "the header", content, {"n_states", "n_actions", "n_columns", "costs", "notes", "labels", "arrays"}
+        )
+        labels, costs = content["labels"], content["costs"]
+        sizes = [check.whole(name, content[name], at_least=k, at_most=INT32_MAX) for name, k in
+                 (("n_states", 1), ("n_actions", 1), ("n_columns", 0))]  # fmt: skip
+        names = None if costs is None else tuple(check.text("costs", name) for name in costs)
+        if names is not None and len(names) != sizes[2]:
+            raise ValueError(f"it names {len(names)} costs and has {sizes[2]} columns")
+        described = content["arrays"]
+        if not isinstance(described, dict) or not {RECORDS, PAIRS} <= described.keys() <= {*ARRAYS}:
+            raise ValueError(f"arrays must be {RECORDS}, {PAIRS}, ..., got {list(described)!r:.200}")
+        for name, one in described.items():
+            expect_names(name, one, {"file", "n", "sha256"})
+        known = None if labels is None else Labels.from_json(labels)
+        if known is not None and (len(known.states), len(known.actions)) != tuple(sizes[:2]):
+            raise ValueError(f"it names {len(known.states)} states and {len(known.actions)} actions, not {sizes[:2]}")
+        return Facts(sizes[0], sizes[1], names, sizes[2], tuple(content["notes"]), known), described
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path / HEADER}: {error}") from None
+
+
+def _array(path: Path, name: str, described: Mapping[str, Any], n_columns: int, mmap: bool) -> NDArray[Any]:
+    file = path / Path(described["file"]).name
+    try:
+        found = np.load(file, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged header of an array can raise anything
+        raise ValueError(f"{file}: it is damaged: {' '.join(str(error).split()):.200}") from None
+    if found.dtype != array_type(name, n_columns) or found.shape != (described["n"],):
+        raise ValueError(f"{file}: it has type {found.dtype} and shape {found.shape}, which {HEADER} does not say")
     return found
+
+
+def inspect(
+    arrays: Arrays,
+    n_states: int,
+    n_actions: int,
+    path: Path | None = None,
+    described: Mapping[str, Any] | None = None,
+) -> NDArray[np.int64]:
+    """Check the arrays of a log, and return how often each pair occurs; one pass, in chunks.
+
+    The core checks nothing, so every log is checked here, after it was copied or mapped read-only. The SHA-256 of each
+    array in `described` is compared as well. A wrong checksum explains an invalid value, so it is reported first.
+    """
+    records = _Records(n_states, n_actions, arrays)
+    checks = {
+        PAIRS: _Ascending(PAIRS, n_states * n_actions).check_part,
+        STARTS: _Ascending(STARTS, len(arrays[RECORDS])).check_part,
+        REPEATS: lambda part, first: _check_numbers(REPEATS, 1, LARGEST_COUNT, part, first),
+        SPREADS: _check_spreads,
+        INITIAL: lambda part, first: _check_numbers(INITIAL, 0, LARGEST_COUNT, part, first),
+        RECORDS: records.check_part,
+    }
+    for name in (name for name in checks if name in arrays):
+        where = name if path is None or not described else path / described[name]["file"] if described else path / name
+        digest, error, first = hashlib.sha256(), None, 0
+        for part in chunks(arrays[name], len(arrays[PAIRS])):
+            if described:
+                digest.update(np.ascontiguousarray(part).view(np.uint8).data)
+            try:
+                if error is None:
+                    checks[name](part, first)
+            except ValueError as wrong:
+                error = wrong
+            first += len(part)
+        if described and digest.hexdigest() != described[name]["sha256"]:
+            raise ValueError(f"{where}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+        if error is not None:
+            raise ValueError(f"{where}: {error}")
+    return records.counts
 
 
 class _Ascending:
@@ -425,13 +272,13 @@ def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], fir
 
 def _check_spreads(part: NDArray[Any], first: int) -> None:
     for name in ("r", "u"):
-        _check_numbers(f"variance of {name}", 0, LARGEST, part[name], first)
+        _check_numbers(f"standard deviation of {name}", 0, LARGEST, part[name], first)
 
 
 class _Records:
     """Checks records: every index in range, every number finite, trajectories unbroken."""
 
-    def __init__(self, n_states: int, n_actions: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, n_states: int, n_actions: int, arrays: Arrays) -> None:
         self.n_states, self.n_actions, self.pairs = n_states, n_actions, arrays[PAIRS]
         self.starts, self.repeats = arrays.get(STARTS), arrays.get(REPEATS)
         self.counts = np.zeros(len(self.pairs), dtype=np.int64)

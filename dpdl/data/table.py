@@ -64,13 +64,13 @@ def read(
     ([1, 0, 1], [0, -1, -1], [0, 2], ('a', 'b'))
     """
     check.choice("missing", missing, ("error", "drop"))
-    named = [] if costs is None or len(costs) == 0 else _several("costs", costs)
+    named = [] if costs is None or len(costs) == 0 else as_names("costs", costs)
     roles = _Roles(
-        state=_several("state", state),
-        action=_several("action", action),
+        state=as_names("state", state),
+        action=as_names("action", action),
         reward=_one("reward", reward),
         costs=named,
-        next_state=None if next_state is None else _several("next_state", next_state),
+        next_state=None if next_state is None else as_names("next_state", next_state),
         episode=None if episode is None else _one("episode", episode),
         time=None if time is None else _one("time", time),
         terminated=_one_or_flag("terminated", terminated),
@@ -133,6 +133,7 @@ def _read(
     if not keep.any():
         raise ValueError("; ".join(["no row of the table can be used", *notes]))
     starts = rows.starts(keep, notes)
+    rows.note_lost_starts(keep, placed, notes)
     kept = rows.order[keep[rows.order]]
     both = np.stack([s[kept], np.where(terminated, -1, s_next)[kept]])
     used, positions = np.unique(both, return_inverse=True)
@@ -220,7 +221,7 @@ class _Roles:
             raise ValueError("without episode=, terminated= must be a column or False if truncated= is given as well")
 
 
-def _several(name: str, given: Any) -> list[str]:
+def as_names(name: str, given: Any) -> list[str]:
     """A column name, or a list of names, as a list."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
@@ -384,6 +385,15 @@ class _Rows:
                 "counts as truncated"
             )
         return np.flatnonzero((begins | after_gap)[kept]).astype(np.int64)
+
+    def note_lost_starts(self, keep: Mask, placed: Mask, notes: list[str]) -> None:
+        """Say how many episodes lost their first row."""
+        lost = self.first & placed & ~keep
+        if not self.independent and lost.any():
+            notes.append(
+                f"the first row of {lost.sum():,} episode{'s' if lost.sum() > 1 else ''} was left out; its state, if "
+                "known, still counts as one in which an episode begins, and the row after it does not"
+            )
 
     def initial(
         self, s: Codes, used: Codes, keep: Mask, placed: Mask, starts: Codes | None

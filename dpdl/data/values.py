@@ -20,6 +20,8 @@ Codes = NDArray[np.int64]
 
 #: How many rows a message lists.
 SHOWN = 5
+#: Most states whose names are numbers with fractions.
+MOST_FLOATS = 1000
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Faults:
             found = [one for one in found if one[0].name == episode]
         lines = [
             f"\n  {column}: {rows.sum()} {what}, {in_rows(rows)}"
-            + ("" if what == "missing" else f" ({_shown(column.values, rows)})")
+            + ("" if what == "missing" else f" ({_shown(column, rows)})")
             for column, what, rows in found
         ]
         if lines:
@@ -82,7 +84,7 @@ class Faults:
         """Finite numbers; True and False count as 1 and 0."""
 
         def number(value: Any) -> float:
-            if isinstance(value, (Real, Decimal, np.bool_)) or (column.from_text and isinstance(value, str)):
+            if isinstance(value, (Real, Decimal, np.bool_)):
                 return float(value)
             raise TypeError
 
@@ -95,8 +97,6 @@ class Faults:
         """True or False, or 1 or 0."""
 
         def flag(value: Any) -> float:
-            if column.from_text and isinstance(value, str):
-                return {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}[value.lower()]
             if isinstance(value, (bool, Real)):
                 return float(value)
             raise TypeError
@@ -111,10 +111,10 @@ class Faults:
         values = column.values
         if values.dtype.kind == "O" and all(isinstance(one, date) for one in values[~column.missing]):
             values = _factorised(values, ~column.missing).codes
-        if values.dtype.kind in "iuM":
+        if values.dtype.kind in "iuM" and not column.wrong:
             self.add(column, "missing", column.missing)
             return values
-        values = self._converted(column, _refuse, "f", "not a number or a date")
+        values = self._converted(column, _refuse, "fi", "not a number or a date")
         self.add(column, "infinite", np.isinf(values))
         return values
 
@@ -134,7 +134,9 @@ class Faults:
                 self.add(column, "infinite", infinite & used)
                 valid.append(used & ~column.missing & ~infinite)
             try:
-                coded.append(_factorised(_concatenated([column.values for column in part]), np.concatenate(valid)))
+                coded.append(_coded_labels(part, np.concatenate(valid)))
+                if part[0].role == "state":
+                    _refuse_measurements(coded[-1].labels)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
         return _tuples(coded) if tuples else coded[0]
@@ -163,8 +165,14 @@ class Faults:
     ) -> NDArray[np.float64]:
         self.add(column, "missing", column.missing)
         values = column.values
-        if values.dtype.kind in kinds:
+        if column.wrong is not None:
+            wrong = np.zeros(len(values), dtype=bool)
+            wrong[list(column.wrong)] = True
+            self.add(column, fault, wrong)
+        if values.dtype.kind in kinds and column.labels is None:
             return np.where(column.missing, 0, values).astype(np.float64)
+        if column.labels is not None:
+            values = np.array([*column.labels, None], dtype=object)[np.where(column.missing, -1, values)]
         found, wrong = np.zeros(len(values)), np.zeros(len(values), dtype=bool)
         for k in np.flatnonzero(~column.missing):
             try:
@@ -178,11 +186,37 @@ class Faults:
 def _without(column: Column, rows: Mask) -> Column:
     """A column whose values in some rows are not looked at."""
     values = column.values if column.values.dtype.kind in "biuf" else column.values.astype(object)
-    return replace(column, values=np.where(rows, 0, values), missing=column.missing & ~rows)
+    wrong = None if column.wrong is None else {k: one for k, one in column.wrong.items() if not rows[k]}
+    return replace(column, values=np.where(rows, 0, values), missing=column.missing & ~rows, wrong=wrong)
 
 
 def _refuse(value: Any) -> float:
     raise TypeError
+
+
+def _coded_labels(part: list[Column], valid: Mask) -> Coded:
+    """Labels of a column, and of that of the next states if there is one."""
+    if all(column.labels is None for column in part):
+        return _factorised(_concatenated([column.values for column in part]), valid)
+    dictionaries = [
+        column.labels if column.labels is not None else np.unique(column.values).tolist() for column in part
+    ]
+    used = ordered({plain(label) for labels in dictionaries for label in labels})
+    place, codes = {label: k for k, label in enumerate(used)}, []
+    for column, labels in zip(part, dictionaries, strict=True):
+        positions = np.array([place[plain(label)] for label in labels] or [0], dtype=np.int64)
+        coded = column.values if column.labels is not None else np.searchsorted(np.array(labels), column.values)
+        codes.append(positions[np.where(column.missing, 0, coded)])
+    return Coded(np.where(valid, np.concatenate(codes), -1), used)
+
+
+def _refuse_measurements(labels: list[Any]) -> None:
+    """Raise a ValueError for states that are thousands of numbers with fractions: measurements, not names of states."""
+    if len(labels) > MOST_FLOATS and all(isinstance(label, float) for label in labels):
+        raise ValueError(
+            f"{len(labels):,} different numbers would be as many states: pass discretizer= to make fewer states of "
+            "them, or give the column as text if these are names"
+        )
 
 
 def _concatenated(arrays: list[NDArray[Any]]) -> NDArray[Any]:
@@ -246,5 +280,10 @@ def in_rows(rows: Mask) -> str:
     return f"in row {listed}" if len(found) == 1 else f"{'first ' if len(found) > SHOWN else ''}in rows {listed}"
 
 
-def _shown(values: NDArray[Any], rows: Mask) -> str:
-    return ", ".join(f"{plain(values[k])!r:.40}" for k in np.flatnonzero(rows)[:SHOWN])
+def _shown(column: Column, rows: Mask) -> str:
+    first, wrong = np.flatnonzero(rows)[:SHOWN].tolist(), column.wrong or {}
+    return ", ".join(f"{wrong[k] if k in wrong else plain(_value(column, k))!r:.40}" for k in first)
+
+
+def _value(column: Column, k: int) -> Any:
+    return column.values[k] if column.labels is None else column.labels[column.values[k]]

@@ -1,8 +1,7 @@
-"""Atomic replacement of files and folders, and consistent reading of a folder that may be replaced meanwhile.
+"""Atomic replacement of files, and locks.
 
 Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on the
-temporary file or folder, so that the next writer to the same target can recognise and remove what a killed process left
-behind. A reader opens a folder first, and then its files relative to it, so that all files are of the same version.
+temporary file, so that the next writer to the same target can recognise and remove what a killed process left behind.
 `FileLock` is the lock of a run on its checkpoint, so that no other run writes there.
 """
 
@@ -13,122 +12,17 @@ import os
 import re
 import secrets
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Self
 
 if sys.platform != "win32":
     import fcntl
 
-TEMPORARY, OLD = ".tmp", ".old"
+TEMPORARY = ".tmp"
 EXISTS = "it exists already; pass overwrite=True to replace it"
-
-#: Seconds for which reading is retried while a folder is being replaced.
-RETRY_SECONDS = 2.0
-
-T = TypeVar("T")
-
-
-class Folder:
-    """An open folder: its files stay the same even if another folder replaces it at `path`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # On Windows a folder cannot be opened, but one with open files cannot be replaced either.
-        self.descriptor = None if sys.platform == "win32" else os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        self._status = os.stat(path if self.descriptor is None else self.descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-
-    def stat(self, name: str) -> os.stat_result:
-        """Return the status of a file."""
-        return os.stat(self._name(name), dir_fd=self.descriptor)
-
-    def open(self, name: str) -> BufferedReader:
-        """Open a file for reading."""
-        return open(self._name(name), "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self.descriptor))
-
-    def is_at_its_path(self) -> bool:
-        """Whether the folder has been neither replaced nor moved."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return os.path.samestat(self._status, os.stat(self.path))
-        return False
-
-    def _name(self, name: str) -> str:
-        return name if self.descriptor is not None else str(self.path / name)
-
-
-def read_folder(path: Path, read: Callable[[Folder], T]) -> T:
-    """Return what `read` returns for the folder at a path; try again if the folder was replaced meanwhile.
-
-    The files of a replaced folder are removed one by one, so an error of `read` counts only if the folder is in place.
-    """
-    deadline = time.monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            folder = Folder(path)
-        except FileNotFoundError:
-            if time.monotonic() > deadline or _is_missing(path):
-                raise
-        else:
-            with folder:
-                try:
-                    found = read(folder)
-                    if folder.descriptor is not None or folder.is_at_its_path():
-                        return found
-                except (OSError, ValueError):
-                    if folder.is_at_its_path():
-                        raise
-            if time.monotonic() > deadline:
-                raise OSError(errno.EBUSY, "it was replaced repeatedly while it was read", str(path))
-        time.sleep(0.001)
-
-
-def _is_missing(path: Path) -> bool:
-    """Whether a path does not exist and is not being replaced: between the two renames only the .old folder exists."""
-    target = Path(os.path.realpath(path))
-    # Twice: one replacement may end, and another begin, between the two tests.
-    return not any(any(beside(target, OLD)) or os.path.lexists(target) for _ in range(2))
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield a new, empty folder to write to, which replaces `path` when the block ends without an exception.
-
-    On an exception the new folder is removed and `path` is unchanged. An existing `path` is replaced only if
-    `overwrite` is set and `replaceable` accepts it: it is renamed, and removed once the new folder is in its place. A
-    killed process leaves folders behind, which the next one that writes to the same path removes. Only if it is killed
-    between the two renames is `path` missing: the old folder is then kept beside it, with suffix .old.
-    """
-    target = Path(os.path.realpath(path))
-    _refuse_existing(target, overwrite, replaceable)
-    with naming_the_target(target):
-        _remove_left_folders(target)
-        temporary, descriptor = _new_folder(target)
-    try:
-        yield temporary
-        with naming_the_target(target):
-            sync(temporary)
-            _refuse_existing(target, overwrite, replaceable)
-            _move(temporary, target)
-    except BaseException:
-        _remove(temporary)
-        raise
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 @contextmanager
@@ -176,69 +70,6 @@ def sync(path: Path) -> None:
 def refuse(target: Path, reason: str) -> None:
     """Raise a FileExistsError that says why `target` is not replaced."""
     raise FileExistsError(errno.EEXIST, reason, str(target))
-
-
-def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        refuse(target, EXISTS)
-    if not replaceable(target):
-        refuse(target, "it is not replaced, because it is not a data set or holds other files")
-
-
-def _move(temporary: Path, target: Path) -> None:
-    aside = temporary.with_suffix(OLD)
-    try:
-        if os.path.lexists(target):
-            os.rename(target, aside)
-        os.rename(temporary, target)
-    except BaseException:
-        with suppress(OSError):  # not renamed yet, or another process has put its own folder there
-            os.rename(aside, target)
-        if os.path.lexists(target):
-            _remove(aside)
-        raise
-    try:
-        sync(target.parent)
-    finally:
-        _remove(aside)
-
-
-def _new_folder(target: Path) -> tuple[Path, int | None]:
-    """A temporary folder beside the target, and the descriptor that holds the lock on it."""
-    while True:
-        temporary = temporary_name(target)
-        temporary.mkdir()
-        if sys.platform == "win32":  # folders cannot be opened there
-            return temporary, None
-        with suppress(FileNotFoundError, BlockingIOError):  # another process removed it before it was locked: retry
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                lock(descriptor)
-                os.stat(temporary)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return temporary, descriptor
-
-
-def _remove_left_folders(target: Path) -> None:
-    """Remove folders that killed processes left behind; an old folder only if it has been replaced."""
-    if sys.platform == "win32":  # folders cannot be locked there
-        return
-    remove_leftovers(target, _remove)
-    if os.path.lexists(target):
-        remove_leftovers(target, _remove, OLD)
-
-
-def _remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder and its files, unless it contains a folder: dpdl does not make those."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                os.unlink(entry)
-        os.rmdir(folder)
 
 
 def temporary_name(target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Headers of files: strict JSON, checksums, and the headers of ``.npy`` files.
+"""Headers of files: strict JSON and checksums.
 
 A sealed object has ``format``, ``version`` and ``checksum``: the SHA-256 of its text with these 64 digits replaced by
 zeros.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Any, TypeGuard
-
-import numpy as np
 
 
 def parse_json(raw: bytes) -> Any:
@@ -48,7 +46,8 @@ def seal(kind: str, version: int, content: dict[str, Any], indent: int | None = 
     blank = "0" * 64
     whole = {"format": kind, "version": version, **content, "checksum": blank}
     raw = (json.dumps(whole, indent=indent, allow_nan=False) + "\n").encode("ascii")
-    return raw.replace(blank.encode(), hashlib.sha256(raw).hexdigest().encode())
+    head, _, tail = raw.rpartition(blank.encode())  # the last: a label may be 64 zeros
+    return head + hashlib.sha256(raw).hexdigest().encode() + tail
 
 
 def unseal(raw: bytes, kind: str, newest: int) -> tuple[int, dict[str, Any]]:
@@ -61,7 +60,8 @@ def unseal(raw: bytes, kind: str, newest: int) -> tuple[int, dict[str, Any]]:
         raise ValueError(f"its version is {version!r:.200}, and this dpdl reads versions 1 to {newest}")
     if not is_sha256(checksum):
         raise ValueError("it has no checksum")
-    if hashlib.sha256(raw.replace(checksum.encode(), b"0" * 64)).hexdigest() != checksum:
+    head, _, tail = raw.rpartition(checksum.encode())
+    if hashlib.sha256(head + b"0" * 64 + tail).hexdigest() != checksum:
         raise ValueError("its checksum is wrong: the file is damaged")
     return version, {name: content[name] for name in content if name not in ("format", "version", "checksum")}
 
@@ -83,17 +83,3 @@ def expect_rows(name: str, content: Any, width: int) -> list[list[Any]]:
 def is_sha256(value: Any) -> TypeGuard[str]:
     """Whether a value is a SHA-256 in lower-case hexadecimal."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-
-
-def npy_header(dtype: np.dtype[Any], n: int) -> bytes:
-    """Header of a ``.npy`` file with `n` elements, as NumPy 2 writes it; its length does not depend on `n`.
-
-    Examples
-    --------
-    >>> npy_header(np.dtype("<i8"), 3)[10:70]
-    b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }   "
-    """
-    text = f"{{'descr': {dtype.descr if dtype.names else dtype.str!r}, 'fortran_order': False, 'shape': ({n},), }}"
-    text += " " * (21 - len(str(n)))  # room for any n
-    text += " " * (64 - (len(text) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("ascii")

@@ -234,7 +234,7 @@ class _Bounds:
             total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
             y = y * y
             if dataset.spreads is not None:
-                spread = np.sqrt(dataset.spreads["u"][first : first + len(part)])
+                spread = dataset.spreads["u"][first : first + len(part)]
                 # The standard deviation of a sum is at most the sum of the standard deviations.
                 y += (spread @ weights if weights is not None else spread[:, utility]) ** 2
             square += np.bincount(part["pair"], weights=y * repeats, minlength=size)

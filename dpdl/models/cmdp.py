@@ -20,7 +20,7 @@ from dpdl import _core
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.environments.table import Cost, Table, initial_distribution
+from dpdl.gym import Cost, Table, initial_distribution
 from dpdl.models import answers
 from dpdl.models.model import Model
 from dpdl.question import Question, check_limits
@@ -121,7 +121,7 @@ class CMDP(Model):
         gamma = check.real("gamma", gamma, above=0, below=1)
         names, columns = tuple(chosen), tuple(range(n_costs))
         unscaled = Question(gamma, names, tuple(chosen.values()), limit_on, columns, reward_scale, (1.0,) * n_costs)
-        slack = unscaled.utilities_of(table.costs.reshape(-1, n_costs), table.terminated.ravel())
+        slack = unscaled.utilities_of(table.costs.reshape(table.p.size, n_costs), table.terminated.ravel())
         u = np.einsum("pk,pki->ip", table.p, slack.reshape(table.costs.shape))
         scales = np.where(u.any(axis=1), abs(u).max(axis=1, initial=0.0), 1.0)
         question, u = replace(unscaled, scales=tuple(scales.tolist())), u / scales[:, None]

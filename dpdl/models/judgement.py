@@ -356,7 +356,7 @@ class Judge:
                 spread: Array | float = 0.0
                 if data.spreads is not None:
                     rows = data.spreads[first : first + len(part)]
-                    spread = rows["r"] if k == 0 else rows["u"][:, k - 1]
+                    spread = (rows["r"] if k == 0 else rows["u"][:, k - 1]) ** 2
                 y = y + self.model.gamma * (after[part["s_next"]] - centre)
                 origin = float(y[0]) if first == 0 else origin
                 y = y - origin  # for the sake of the variance: a limit may be far larger than the costs

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from dpdl import _text as text
 from dpdl import _validation as check
-from dpdl.acting import Policy
+from dpdl.acting import Comparison, Policy
 from dpdl.files.atomic import replacing_file
 from dpdl.files.headers import expect_names, seal, unseal
 from dpdl.safety.certificate import Certificate
@@ -134,6 +136,16 @@ class Answer:
             header = ("state", "action", "visits so far", f"share of what binds, {self.needed.binds}")
             found += text.html_table(header, [(s, a, f"{n:,}", f"{x:.0%}") for s, a, n, x in self.needed.where])
         return found + "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
+
+    def compare(self, policy: ArrayLike) -> Comparison:
+        """Compare the certified policy with another one, state by state (`Policy.compare`)."""
+        if self.policy is None:
+            raise ValueError(f"the answer is {self.status.name}: it has no policy to compare")
+        return self.policy.compare(policy)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the certificate, and return the axes (extra ``plot``)."""
+        return self.certificate.plot(ax)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the answer to one file, for `load`; the format is documented in `dpdl.safety.answer`."""

@@ -192,6 +192,12 @@ class Certificate:
             f"<p>{escape(line)}</p>" for line in self.remarks
         )
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw estimates and bounds relative to their limits, and return the axes (extra ``plot``)."""
+        from dpdl.plots import plot_certificate
+
+        return plot_certificate(self, ax)
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them, for `from_json`."""
         return asdict(self)

@@ -81,6 +81,12 @@ class Frontier:
     def _repr_html_(self) -> str:
         return text.html_table(self.header, self.rows)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the reward against the limit, and return the axes (extra ``plot``)."""
+        from dpdl.plots import plot_frontier
+
+        return plot_frontier(self, ax)
+
 
 def frontier(
     log: Dataset,

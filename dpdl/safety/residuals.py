@@ -126,12 +126,12 @@ class Half:
         self.rows, self.gamma = rows, gamma
         self.rest = np.flatnonzero(unit % 2 != which)
         mine = np.flatnonzero(unit % 2 == which)
-        self.nunits = int(unit[mine[-1]]) // 2 + 1
-        key = rows.pair[mine] * self.nunits + unit[mine] // 2
+        self.n_units = int(unit[mine[-1]]) // 2 + 1
+        key = rows.pair[mine] * self.n_units + unit[mine] // 2
         order = np.argsort(key, kind="stable")
         self.mine, key = mine[order], key[order]
         self.cells = np.flatnonzero(np.diff(key, prepend=-1))
-        self.cell_pair, self.cell_unit = np.divmod(key[self.cells], self.nunits)
+        self.cell_pair, self.cell_unit = np.divmod(key[self.cells], self.n_units)
         self.pairs = np.flatnonzero(np.diff(self.cell_pair, prepend=-1))  # where pairs begin among cells
         self.n_cells = np.diff(np.append(self.pairs, len(self.cells)))
         self.n = np.diff(np.append(self.cells[self.pairs], len(key)))
@@ -201,7 +201,7 @@ class Half:
         cross += 2 * self._sums(y) * self._sums(h) / self.n_there
         cross -= self.share * self._spread(np.add.reduceat(cross, self.pairs) / 2)
         cross *= self.weight
-        return float(cross.sum()), _totals(self.cell_unit, cross * self.factor, self.nunits)
+        return float(cross.sum()), _totals(self.cell_unit, cross * self.factor, self.n_units)
 
     def centred(self, values: Array) -> Array:
         """Return the values of the rows of this half less their means at the pair."""

@@ -190,12 +190,14 @@ class Search:
         table = self._table(best.trial.policies)
         certificate = make_certificate(self.task, best.trial, table, chosen_here=True)
         log, gamma, whole = self.task.log, self.task.gamma, self.samples[2]
-        V = np.zeros(log.n_states)
-        value = whole.evaluate(self._average(best.trial.policies))
-        V[whole.options.known] = -value.V[:, 0] / log.question.reward_scale
+        losses = np.zeros((log.n_states, 1 + len(self.task.names)))
+        losses[whole.options.known] = whole.evaluate(self._average(best.trial.policies)).V
+        V = -losses[:, 0] / log.question.reward_scale
+        columns = zip(self.task.names, log.question.columns, losses[:, 1:].T, strict=True)
+        costs = {name: (column, values) for name, column, values in columns} if self.task.is_cost else {}
 
         def seen() -> Any:
-            return evidence(log, gamma, V, np.zeros(log.n_utilities))
+            return evidence(log, gamma, V, np.zeros(log.n_utilities), costs)
 
         kept = "this policy keeps every limit" if certificate.constraints else "there is no limit to keep"
         message = (

@@ -133,7 +133,7 @@ def _cells(log: Dataset, starts: Any, initial: Array) -> Cells:
     after = records["s_next"].astype(np.int64)
     count = np.ones(len(records), dtype=np.int64) if log.repeats is None else log.repeats
     if raw.spreads is not None:
-        spread = np.sqrt(np.column_stack([raw.spreads["r"], raw.spreads["u"][:, columns]]))
+        spread = np.column_stack([raw.spreads["r"], raw.spreads["u"][:, columns]])
         pair, after, values, count = _spread(pair, after, values, count, spread)
     return Cells.collect(pair, after, values, count, starts, initial, log.n_actions)
 

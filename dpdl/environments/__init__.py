@@ -1,1 +1,0 @@
-"""Gymnasium environments: their transition tables, and rollouts of policies in them. Gymnasium is not imported."""
