@@ -11,6 +11,8 @@ Protocols (`bench/safety_problems.py` makes the problems, `bench/safety_model.py
     fresh   50 more (`bench/safety_fresh.py`), written without regard to any method: thermostat, taxi, retry, dose,
             field, credit, patrol, keys, dense, seldom; N records for each pair of the model, about
 
+    worlds  small worlds in which a careless certificate is wrong (`bench/safety_worlds.py`); N is not used
+
 Methods:
 
     lp         the plug-in linear program: the best policy of the observed frequencies and means
@@ -162,7 +164,8 @@ def _copti(case: Case, n: float) -> Answer:
 
 
 def ours(case: Case) -> Answer:
-    answer = dpdl.safe_policy(case.log, delta=case.delta, rng=case.rng, **case.known)
+    cost_max = getattr(case.problem, "cost_max", None)
+    answer = dpdl.safe_policy(case.log, delta=case.delta, cost_max=cost_max, **case.known)
     name = answer.status.name
     return name, answer.policy if name == "CERTIFIED" else None
 
@@ -341,7 +344,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--figure", metavar="FILE", help="draw reward against the share of broken limits")
     given = parser.parse_args(arguments)
     protocol = problems.PROTOCOLS[given.protocol]
-    if given.infeasible and given.protocol in ("others", "further", "fresh"):
+    if given.infeasible and given.protocol in ("others", "further", "fresh", "worlds"):
         parser.error("--infeasible is for toy, grid and multi: some of the other problems have policies without cost")
     methods = (*given.methods, *(f"ours {level:g}" for level in given.levels))
     n_problems = given.problems or protocol.problems

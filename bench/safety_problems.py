@@ -10,6 +10,7 @@ import numpy as np
 
 import safety_fresh as fresh
 import safety_further as further
+import safety_worlds as worlds
 from dpdl import CMDP
 from kinds import lake, ring
 from safety_model import Problem, mixed, occupancy, random_transitions, with_limits
@@ -213,5 +214,6 @@ PROTOCOLS = {
     "multi": Protocol(lambda rng, k, infeasible: multi(rng, infeasible=infeasible), sizes=(500, 2000, 10_000, 50_000)),
     "others": Protocol(lambda rng, k, infeasible: other(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
     "further": Protocol(lambda rng, k, infeasible: further.draw(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
+    "worlds": Protocol(lambda rng, k, infeasible: worlds.draw(rng, k), (0,), len(worlds.WORLDS), repeats=200),
     "fresh": Protocol(lambda rng, k, infeasible: fresh.draw(rng, k), sizes=(3, 15, 75), problems=50, repeats=8),
 }

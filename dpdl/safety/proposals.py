@@ -32,6 +32,8 @@ from dpdl.safety.trial import Trial
 
 #: Parts of the predicted width that proposals keep from their limits, from careful to bold.
 PARTS = (2.5, 2.0, 1.7, 1.5, 1.35, 1.2, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.15, 0.0)
+#: Plans for one part, at most, and the part of the width by which a proposal may miss what it should keep.
+ROUNDS, CLOSE = 4, 0.05
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
 GAP, PROGRAM_OPTIONS = 1e-3, 1000
 #: No policy costs more than this multiple of the largest cost, over 1 - gamma.
@@ -91,18 +93,26 @@ class Proposer:
 
     def run(self) -> Iterator[Proposal]:
         """Yield proposals from careful to bold."""
-        policy = self.sample.options.as_logged
+        task, policy = self.task, self.sample.options.as_logged
         trial = self.predicted(policy)
-        if (trial.estimate[1:] + self.widths(trial) <= self.task.limits).all():
+        if (trial.estimate[1:] + self.widths(trial) <= task.limits).all():
             yield Proposal(policy, None)
-        if not len(self.task.limits):
-            yield Proposal(self.plan(trial, 0.0), 0.0)
+        if not len(task.limits):
+            yield Proposal(self.at(task.limits), 0.0)
             return
-        trial = self.predicted(self.plan(trial, self.parts[0]))
+        for _ in range(2):
+            trial = self.predicted(self._plan(trial, 1.0, None))
+        margin = self.parts[0] * self.widths(trial)
         for part in self.parts:
-            policy = self.plan(trial, part)
+            for _ in range(ROUNDS):
+                policy = self._plan(trial, part, task.limits - margin)
+                trial = self.predicted(policy)
+                width = self.widths(trial)
+                excess = trial.estimate[1:] + part * width - task.limits
+                margin = margin + excess
+                if (excess <= CLOSE * width).all():
+                    break
             yield Proposal(policy, part)
-            trial = self.predicted(policy)
 
     def predicted(self, policy: Array) -> Trial:
         """What the test of a policy on other rows is expected to be like."""
@@ -112,14 +122,13 @@ class Proposer:
         """Predicted distances of the bounds of the costs from their estimates, (I,)."""
         return np.array([trial.width(1 + i, self.task.level) for i in range(len(self.task.limits))])
 
-    def plan(self, trial: Trial, part: float) -> Array:
-        """The best policy that keeps a part of the width from the limits, or else the most careful one."""
-        sample, n, visits = self.sample, np.maximum(self.sample.n, 1)[:, None], trial.values[0].visits
-        deviation, top = self._spread(trial)
-        charge = max(part, _LEAST) * (self.setting.pessimism * deviation / np.sqrt(n) + self.setting.rare * top / n)
-        # Pessimism shapes the plan. What it charges is not asked for a second time by the margin.
-        margin = part * self.widths(trial) - visits @ charge[:, 1:]
-        return self._best(sample.means + charge, self.task.limits - margin)
+    def _plan(self, trial: Trial, part: float, limits: Array | None) -> Array:
+        """The best policy with these limits for losses with pessimism, values being those of the plan before."""
+        n, (deviation, top) = np.maximum(self.sample.n, 1)[:, None], self._spread(trial)
+        strength = min(max(part, _LEAST), 1.0)
+        charge = self.setting.pessimism * deviation / np.sqrt(n) + self.setting.rare * top / n
+        surprise = -np.log(self.task.level) / 2 * top[1:] / self.sample.freedom[:, None]
+        return self._best(self.sample.means + strength * charge, limits, strength * surprise)
 
     def at(self, limits: Array) -> Array:
         """The best policy of the observed model with these limits, or else the most careful one."""
@@ -127,9 +136,7 @@ class Proposer:
 
     def most_careful(self) -> Array:
         """The policy whose largest excess of a limit, relative to the size of its costs, is least."""
-        losses = self.sample.means.copy()
-        losses[:, 0] = 0.0
-        return self._best(losses, np.full(len(self.task.limits), -np.inf))
+        return self._best(self.sample.means, None)
 
     def _spread(self, trial: Trial) -> tuple[Array, Array]:
         """Standard deviations of y by option, (K, m), and the largest residuals of all, (m,)."""
@@ -141,8 +148,11 @@ class Proposer:
             top = np.maximum(top, residual.max(axis=0, initial=0.0))
         return np.sqrt(total / sample.freedom[:, None]), top
 
-    def _best(self, losses: Array, limits: Array) -> Array:
-        """Plan for these losses by option and limits; if they cannot be kept, make the largest excess least."""
+    def _best(self, losses: Array, limits: Array | None, surprise: Array | None = None) -> Array:
+        """Plan for these losses by option and limits; if these are None or cannot be kept, make the excess least.
+
+        Costs include the largest `surprise` (K, I) of an option, times its visits.
+        """
         if time.monotonic() >= self.deadline:
             raise OutOfTime
         sample, mass = self.sample, float(self.sample.start.sum())
@@ -150,12 +160,15 @@ class Proposer:
             return sample.options.as_logged
         scale = np.where(abs(losses).max(axis=0) > 0, abs(losses).max(axis=0), 1.0)
         # First states that are unknown cost what they cost.
-        limits = np.minimum(limits, _FAR * (1 + abs(losses).max(axis=0)[1:]) / (1 - sample.gamma))
-        kappa = -((limits - (1 - mass) * sample.unknown[1:]) / mass) / scale[1:]
+        if limits is None:
+            kappa = None
+        else:
+            limits = np.minimum(limits, _FAR * scale[1:] / (1 - sample.gamma))
+            kappa = -((limits - (1 - mass) * sample.unknown[1:]) / mass) / scale[1:]
         goal = -((self.task.limits - (1 - mass) * sample.unknown[1:]) / mass) / scale[1:]
         gains, rho0 = np.ascontiguousarray(-(losses / scale).T), sample.start / mass
         if len(losses) <= PROGRAM_OPTIONS:
-            visits = _program(sample, gains, rho0, kappa, goal)
+            visits = _program(sample, gains, rho0, kappa, goal, None if surprise is None else surprise / scale[1:])
         else:
             visits = self._planned(gains, rho0, kappa, goal)
         if visits is None:
@@ -164,12 +177,12 @@ class Proposer:
         reached = total > 1e-12 * total.max()
         return np.where(reached, visits / np.where(reached, total, 1.0), sample.options.as_logged)
 
-    def _planned(self, gains: Array, rho0: Array, kappa: Array, goal: Array) -> Array | None:
+    def _planned(self, gains: Array, rho0: Array, kappa: Array | None, goal: Array) -> Array | None:
         sample = self.sample
         ends = np.maximum(1 - sample.gamma * sample.moves.sum(axis=1), 1 - sample.gamma)
         rows = Rows.from_matrix(sample.moves, sample.options.first, gains, ends, sample.gamma, rho0)
         planner = Planner(rows, GAP, deadline=self.deadline)
-        found = planner.plan(kappa) if np.isfinite(kappa).all() else None
+        found = None if kappa is None else planner.plan(kappa)
         if found is None or not found.lower > -np.inf:
             found = planner.most_careful(goal)
         if time.monotonic() >= self.deadline:
@@ -177,23 +190,33 @@ class Proposer:
         return np.maximum(found.occupancy, 0.0) if np.isfinite(found.reward) else None
 
 
-def _program(sample: Sample, gains: Array, rho0: Array, kappa: Array, goal: Array) -> Array | None:
-    """The visits of a plan by linear programs; None if the solver fails."""
-    K, S, I = gains.shape[1], len(rho0), len(kappa)
+def _program(
+    sample: Sample, gains: Array, rho0: Array, kappa: Array | None, goal: Array, surprise: Array | None
+) -> Array | None:
+    """The visits of a plan by linear programs over visits, largest surprises and the excess; None if they fail."""
+    K, S, I = gains.shape[1], len(rho0), len(goal)
     choice = sp.csr_array((np.ones(K), (sample.options.state, np.arange(K))), shape=(S, K))
-    flow = sp.hstack([choice - sample.gamma * sp.csr_array(sample.moves.T), sp.csr_array((S, 1))]).tocsr()
-    costs = np.column_stack([-gains[1:].T.reshape(K, I).T, np.full(I, -1.0)])
+    flow = sp.hstack([choice - sample.gamma * sp.csr_array(sample.moves.T), sp.csr_array((S, I + 1))]).tocsr()
+    upper = [sp.hstack([sp.csr_array(-gains[1:]), sp.eye_array(I), sp.csr_array(np.full((I, 1), -1.0))])] if I else []
+    for i in range(I if surprise is not None else 0):
+        used = np.flatnonzero(surprise[:, i] > 0)
+        rows = np.arange(len(used))
+        each = sp.csr_array((surprise[used, i], (rows, used)), shape=(len(used), K))
+        largest = sp.csr_array((np.full(len(used), -1.0), (rows, np.full(len(used), i))), shape=(len(used), I + 1))
+        upper.append(sp.hstack([each, largest]))
+    A_ub = sp.vstack(upper).tocsr() if I else None
     for asked, careful in ((kappa, False), (goal, True)):
-        if not np.isfinite(asked).all():
+        if asked is None:
             continue
-        excess = (None, None) if careful else (0, 0)
+        cost = np.zeros(K + I + 1)
+        cost[:K], cost[-1] = (0.0, 1.0) if careful else (-gains[0], 0.0)
         found = linprog(
-            np.append(np.zeros(K), 1.0) if careful else np.append(-gains[0], 0.0),
-            A_ub=costs if I else None,
-            b_ub=-asked if I else None,
+            cost,
+            A_ub=A_ub,
+            b_ub=None if A_ub is None else np.append(-asked, np.zeros(A_ub.shape[0] - I)),
             A_eq=flow,
             b_eq=rho0,
-            bounds=[(0, None)] * K + [excess],
+            bounds=[(0, None)] * (K + I) + [(None, None) if careful else (0, 0)],
             method="highs",
         )
         if found.status == 0:
