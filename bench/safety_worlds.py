@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpdl import Dataset
+from dpdl.question import pose
 from safety_model import Array, Problem, random_transitions
 
 
@@ -58,10 +59,10 @@ class World(Problem):
             ended, last = s_next >= len(self.P), None
             s_next = np.where(ended, 0, s_next)
         costs = self.most * (rng.random(len(s)) < self.c[0][s, a] / self.most)
-        rule = {"limits": self.limits, "gamma": self.gamma, "normalised": self.normalised}
         flags = {"terminated": ended if ended.any() else None, "truncated": last}
         sizes = {"n_states": len(self.P), "n_actions": self.r.shape[1]}
-        return Dataset.from_costs(s, a, s_next, self.r[s, a], costs[:, None], **rule, **sizes, **flags)
+        log = Dataset(s, a, s_next, self.r[s, a], costs={"cost 0": costs}, **sizes, **flags)
+        return pose(log, self.gamma, {"cost 0": float(self.limits[0])}, "average" if self.normalised else "total")
 
     @property
     def _ends(self) -> Array:
@@ -82,7 +83,8 @@ def _treatments(n: int, quiet: int, rng: np.random.Generator) -> World:
     P, ends = np.zeros((2, 8, 2)), np.ones((2, 8))
     P[1, :, 1], ends[1] = 0.5, 0.5
     rows = np.array([[n] * 8, [quiet] + [0] * 7])
-    return _world(Problem("", P, r, c, 0.9, np.array([1.0, 0.0]), np.array([0.08]), normalised=False, ends=ends), rows=rows)
+    first, limits = np.array([1.0, 0.0]), np.array([0.08])
+    return _world(Problem("", P, r, c, 0.9, first, limits, normalised=False, ends=ends), rows=rows)
 
 
 def _chain(episodes: int, rng: np.random.Generator) -> World:
@@ -118,8 +120,9 @@ def _random(n: int, rng: np.random.Generator) -> World:
 
 def _accident(declared: bool, rng: np.random.Generator) -> World:
     S, A = 5, 2
-    problem = Problem("", np.zeros((S, A, S)), rng.random((S, A)), np.full((1, S, A), 100 / 150), 0.9, np.full(S, 1 / S),
-                      np.array([0.6]), normalised=False, ends=np.ones((S, A)))  # fmt: skip
+    c, first, limits = np.full((1, S, A), 100 / 150), np.full(S, 1 / S), np.array([0.6])
+    problem = Problem("", np.zeros((S, A, S)), rng.random((S, A)), c, 0.9, first, limits, normalised=False,
+                      ends=np.ones((S, A)))  # fmt: skip
     return _world(problem, rows=np.full((S, A), 15), most=100.0, cost_max=100.0 if declared else None)
 
 
@@ -128,11 +131,10 @@ def _world(problem: Problem, **more: object) -> World:
     return World(**fields, **more)
 
 
+#: States, actions and rows a pair of W1.
+SIZES = ((4, 1, 1), (40, 1, 1), (50, 4, 1), (50, 4, 3), (50, 8, 5), (50, 8, 10), (3, 50, 20), (2, 100, 10))
 WORLDS: dict[str, Callable[[np.random.Generator], World]] = {
-    **{
-        f"W1 {S}x{A} {n}": lambda rng, S=S, A=A, n=n: _alike(S, A, n, rng)
-        for S, A, n in ((4, 1, 1), (40, 1, 1), (50, 4, 1), (50, 4, 3), (50, 8, 5), (50, 8, 10), (3, 50, 20), (2, 100, 10))
-    },
+    **{f"W1 {S}x{A} {n}": lambda rng, S=S, A=A, n=n: _alike(S, A, n, rng) for S, A, n in SIZES},
     **{
         f"W2 {n} beside {quiet}": lambda rng, n=n, quiet=quiet: _treatments(n, quiet, rng)
         for n in (5, 15)

@@ -167,6 +167,8 @@ class Options:
         Probabilities of the pairs that an option stands for.
     as_logged : array, shape (K,)
         The log's own policy, as far as there are options.
+    single : array of bool, shape (K,)
+        Whether an option is one action.
     """
 
     state: Ints
@@ -175,6 +177,7 @@ class Options:
     logged: Ints
     share: sp.csr_array
     as_logged: Array
+    single: NDArray[np.bool_]
 
     @classmethod
     def build(cls, cells: Cells, n_min: int, *, composites: bool = True) -> Options:
@@ -215,7 +218,7 @@ class Options:
             policy = np.append(np.diff(at) > 0, True).astype(float)[: len(at)]
         else:
             policy = (count / total[where])[lone]
-        return cls(at, states[known], own, logged, share, policy)
+        return cls(at, states[known], own, logged, share, policy, np.diff(share.indptr) == 1)
 
     @property
     def first(self) -> Ints:

@@ -141,7 +141,8 @@ def frontier(
         raise ValueError(f"no state of the log has {search.setting.n_min} rows")
     proposer = Proposer(task, whole, search.setting)
     if values is None:
-        free = whole.evaluate(proposer.at(_with_limit(task, i, np.inf).limits)).J[1 + i]
+        # Up to where the best policy without this limit could be certified.
+        free = proposer.predicted(proposer.at(_with_limit(task, i, np.inf).limits)).bound(1 + i, task.level)
         careful = whole.evaluate(proposer.most_careful()).J[1 + i]
         totals = np.linspace(careful, free, POINTS)
     else:

@@ -31,7 +31,7 @@ from dpdl.safety.task import Task
 from dpdl.safety.trial import Trial
 
 #: Parts of the predicted width that proposals keep from their limits, from careful to bold.
-PARTS = (2.5, 2.0, 1.7, 1.5, 1.35, 1.2, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.15, 0.0)
+PARTS = (2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 #: Plans for one part, at most, and the part of the width by which a proposal may miss what it should keep.
 ROUNDS, CLOSE = 4, 0.05
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
@@ -141,12 +141,11 @@ class Proposer:
     def _spread(self, trial: Trial) -> tuple[Array, Array]:
         """Standard deviations of y by option, (K, m), and the largest residuals of all, (m,)."""
         sample = self.sample
-        total, top = np.zeros(sample.means.shape), np.zeros(sample.means.shape[1])
+        total = np.zeros(sample.means.shape)
         for cell, option, residual in sample.residuals(trial.values[0]):
             squares = sample.cells.count[cell, None] * residual**2
             total += np.column_stack([np.bincount(option, column, len(total)) for column in squares.T])
-            top = np.maximum(top, residual.max(axis=0, initial=0.0))
-        return np.sqrt(total / sample.freedom[:, None]), top
+        return np.sqrt(total / sample.freedom[:, None]), sample.surprise(trial.values[0])
 
     def _best(self, losses: Array, limits: Array | None, surprise: Array | None = None) -> Array:
         """Plan for these losses by option and limits; if these are None or cannot be kept, make the excess least.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +27,14 @@ from dpdl.safety.answer import Answer, AnswerStatus, Candidate, Needed
 from dpdl.safety.certificate import Certificate, hidden, keeps, logged_policy, make_certificate
 from dpdl.safety.composites import Options
 from dpdl.safety.coverage import coverage_of
-from dpdl.safety.proposals import PARTS, OutOfTime, Proposer, Setting
+from dpdl.safety.proposals import PARTS, PROGRAM_OPTIONS, OutOfTime, Proposer, Setting
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task, make_task
 from dpdl.safety.trial import Trial
 
-#: How proposals are made.
-SETTING = Setting(10, 0.5, 1.0)
+#: How proposals are made: where plans are linear programs, and beyond. The latter do not know the worst row, so that
+#: options need more rows.
+SETTING, SETTING_OF_LARGE = Setting(4, 0.3, 0.1), Setting(20, 0.3, 0.1)
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
 #: No estimate is given beyond this number of transitions.
@@ -123,7 +123,7 @@ class Search:
     def __post_init__(self) -> None:
         self.tested: list[Tested] = []
         self.stopped: str | None = None
-        self.setting = SETTING
+        self.setting = SETTING if len(self.task.cells.pairs) <= PROGRAM_OPTIONS else SETTING_OF_LARGE
 
     @cached_property
     def samples(self) -> tuple[Sample, Sample, Sample]:
@@ -235,14 +235,14 @@ class Search:
 
     def _infeasible(self) -> Answer | None:
         """An answer if the most careful policy of each half breaks a limit there, beyond its error."""
-        task, z = self.task, NormalDist().inv_cdf(1 - self.task.level)
-        broken, policies = [], []
+        task, broken, policies = self.task, [], []
         for proposer in self.proposers:
             policy = proposer.most_careful()
             trial = Trial((proposer.sample,), (policy,), task.cost_max)
             # Where the log shows too little, losses may be none instead of the worst.
             unseen = proposer.sample.lost_time(policy, trial.values[0]) * np.maximum(proposer.sample.unknown[1:], 0.0)
-            broken.append(trial.estimate[1:] - unseen - z * trial.error[1:] > task.limits)
+            error = np.array([trial.width(1 + i, task.level) for i in range(len(task.limits))])
+            broken.append(trial.estimate[1:] - unseen - error > task.limits)
             policies.append(policy)
         both = broken[0] & broken[1]
         if not both.any():

@@ -183,6 +183,13 @@ class Sample:
             found.append((cell, place[cell], y[cell] - Q[place[cell]]))
         return tuple(found)
 
+    def surprise(self, value: Value) -> Array:
+        """The largest residuals, (m,): of rows about their own actions, and about what the policy does."""
+        counted, top = self.options.single | (value.visits > 0), np.zeros(len(value.J))
+        for _, option, residual in self.residuals(value):
+            top = np.maximum(top, residual[counted[option]].max(axis=0, initial=0.0))
+        return top
+
     @cached_property
     def freedom(self) -> Array:
         """Rows less one, by option: what weights of residuals are divided by; for single rows, that of all of them."""

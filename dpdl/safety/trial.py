@@ -70,14 +70,13 @@ class Trial:
         terms, counts, worst_row, worst_start = [], [], [], []
         for sample, value in zip(self.samples, self.values, strict=True):
             weight = value.visits / sample.freedom
-            x, top = np.zeros(sample.cells.values.shape), np.full(value.J.shape, -np.inf)
+            x = np.zeros(sample.cells.values.shape)
             for cell, option, residual in sample.residuals(value):
                 x[cell] += weight[option, None] * residual
-                top = np.maximum(top, residual.max(axis=0, initial=-np.inf))
             used = sample.cells.count > 0
             terms.append(x[used])
             counts.append(sample.cells.count[used].astype(float))
-            worst_row.append(self._worst(sample, value, weight, np.maximum(top, 0.0)))
+            worst_row.append(self._worst(sample, value, weight))
         n_rows = sum(len(part) for part in counts)
         for sample, value in zip(self.samples, self.values, strict=True):
             if sample.cells.starts is None:
@@ -95,9 +94,9 @@ class Trial:
         scale = total.sum() / len(self.samples)
         return scale * np.concatenate(terms), total, n_rows, scale * np.array(worst)
 
-    def _worst(self, sample: Sample, value: Value, weight: Array, top: Array) -> Array:
+    def _worst(self, sample: Sample, value: Value, weight: Array) -> Array:
         """The largest weight times the largest surprise, (m,)."""
-        found = weight.max(initial=0.0) * top
+        found = weight.max(initial=0.0) * sample.surprise(value)
         for i in np.flatnonzero(~np.isnan(self.cost_max)):
             after = max(0.0, float(value.V[:, 1 + i].max()), float(sample.unknown[1 + i]))
             surprise = self.cost_max[i] + sample.gamma * after - value.Q[:, 1 + i]

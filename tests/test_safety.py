@@ -1,0 +1,333 @@
+"""Certificates and answers: the bound against closed forms and simulation, terms by hand, what may not matter."""
+
+import numpy as np
+import pytest
+
+import dpdl
+from dpdl.question import pose
+from dpdl.safety.composites import Cells, Options
+from dpdl.safety.gaffke import collect, exceeds, upper_bound
+from dpdl.safety.sample import Sample
+from dpdl.safety.task import make_task
+from dpdl.safety.trial import Trial
+
+# Gaffke's bound.
+
+
+@pytest.mark.parametrize("n", [1, 3, 50, 10**6])
+@pytest.mark.parametrize("delta", [0.4, 0.05, 1e-4])
+def test_zeros_and_a_one_have_a_beta_quantile(n, delta):
+    """The weight of one term of n + 1 is Beta(1, n): P(D > t) = (1 - t)^n."""
+    found = upper_bound(np.array([0.0, 1.0]), np.array([n, 1.0]), delta)
+    assert found == pytest.approx(-np.expm1(np.log(delta) / n), rel=1e-7)
+
+
+@pytest.mark.parametrize("counts", [(2.0, 3.0), (7.0, 1.0), (40.0, 60.0)])
+def test_two_values_are_a_beta_distribution(counts):
+    from scipy.special import betainc
+
+    for t in (0.1, 0.3, 0.6, 0.9):
+        expected = 1 - betainc(counts[1], counts[0], t)
+        assert exceeds(np.array([0.0, 1.0]), np.array(counts), t) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize("n", [2, 10, 100])
+@pytest.mark.parametrize("delta", [0.2, 0.05])
+def test_the_bound_is_the_quantile_of_simulated_weights(n, delta):
+    rng = np.random.default_rng(n)
+    values = np.append(rng.exponential(size=n) - 1, 5.0)
+    bound = upper_bound(values, np.ones(n + 1), delta)
+    weights = rng.exponential(size=(40_000, n + 1))
+    share = ((weights @ values) / weights.sum(axis=1) > bound).mean()
+    assert abs(share - delta) < 5 * np.sqrt(delta / 40_000)
+
+
+def test_the_bound_has_units_and_falls_with_delta():
+    values, counts = np.random.default_rng(0).normal(size=300), np.ones(300)
+    bounds = [upper_bound(values, counts, delta) for delta in (1e-3, 0.01, 0.05, 0.2)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert upper_bound(1e6 * values, counts, 0.05) == pytest.approx(1e6 * bounds[2], rel=1e-7)
+    assert upper_bound(values + 3, counts, 0.05) == pytest.approx(bounds[2] + 3, rel=1e-5)
+    assert upper_bound(np.zeros(3), np.ones(3), 0.05) == 0
+
+
+def test_collecting_keeps_the_mean_and_never_lowers_the_bound():
+    values = np.random.default_rng(1).standard_t(3, size=20_000)
+    nodes, shared = collect(values, np.ones(len(values)))
+    assert len(nodes) <= 240
+    assert shared @ nodes == pytest.approx(values.sum(), abs=1e-6)
+    assert shared.sum() == pytest.approx(len(values))
+    fewer, more = (upper_bound(*collect(values, np.ones(len(values)), n), 0.05) for n in (60, 240))
+    assert fewer >= more > values.mean()
+
+
+# Cells, halves and options.
+
+
+def a_log(n=600, seed=0, *, states=4, actions=3, scale=1.0, limit=0.35, ends=False, episodes=False):
+    """A random log with Bernoulli costs, posed with a limit on the average cost."""
+    rng = np.random.default_rng(seed)
+    model = np.random.default_rng(100)
+    P = model.dirichlet(np.ones(states), (states, actions))
+    p = model.uniform(0.05, 0.6, (states, actions))
+    s, a = rng.integers(0, states, n), rng.integers(0, actions, n)
+    if episodes:
+        s[0] = 0
+    following = (P[s, a].cumsum(axis=1) < rng.random((n, 1))).sum(axis=1)
+    ended = rng.random(n) < 0.2 if ends else None
+    r, c = (0.3 * model.random((states, actions)) + p)[s, a], scale * (rng.random(n) < p[s, a])
+    return s, a, following, r, c, ended, limit * scale
+
+
+def posed(columns, gamma=0.9, order=None, relabel=None, counts=False):
+    s, a, after, r, c, ended, limit = columns
+    if order is not None:
+        s, a, after, r, c = (column[order] for column in (s, a, after, r, c))
+        ended = None if ended is None else ended[order]
+    if relabel is not None:
+        s, after = relabel[s], relabel[after]
+    sizes = {"n_states": 4, "n_actions": 3}
+    if counts:
+        rows = np.column_stack([s, a, after, r, c] + ([] if ended is None else [ended]))
+        unique, count = np.unique(rows, axis=0, return_counts=True)
+        s, a, after = unique[:, :3].astype(int).T
+        ends = None if ended is None else unique[:, 5].astype(bool)
+        log = dpdl.Dataset.from_counts(
+            s, a, after, count, unique[:, 3], costs={"cost": unique[:, 4]}, terminated=ends, **sizes
+        )
+    else:
+        log = dpdl.Dataset(s, a, after, r, costs={"cost": c}, terminated=ended, **sizes)
+    return pose(log, gamma, {"cost": limit}, "average")
+
+
+START = {"rho0": [0.25] * 4}
+
+
+def answer(log, **more):
+    return dpdl.safe_policy(log, gamma=0.9, **START, **more)
+
+
+def test_halves_share_the_rows_of_every_pair_and_of_every_state():
+    cells = make_task(posed(a_log(501)), 0.9, 0.05, **START).cells
+    first, second = cells.halves()
+    assert (first.count + second.count == cells.count).all()
+    assert (first.count >= 0).all()
+    by_pair = [np.bincount(cells.place, half.count) for half in (first, second)]
+    assert abs(by_pair[0] - by_pair[1]).max() <= 1
+    by_state = [np.bincount(cells.pair // 3, half.count) for half in (first, second)]
+    assert abs(by_state[0] - by_state[1]).max() <= 1
+
+
+def test_dealing_is_hypergeometric():
+    """Two cells of one pair, 6 and 4 rows, five of which are dealt: the mean is 3, the variance 6*4*5*5/(100*9)."""
+    found = []
+    for k in range(3000):
+        cells = Cells(
+            np.zeros(2, int), np.array([0, 0]), np.array([[0.0], [1.0]]), np.array([6, 4]), None, np.ones(1), 1
+        )
+        cells.__dict__["seed"] = k
+        found.append(cells.halves()[0].count[0])
+    assert np.mean(found) == pytest.approx(3, abs=0.08)
+    assert np.var(found) == pytest.approx(6 * 4 * 5 * 5 / (100 * 9), rel=0.1)
+
+
+def test_options_are_actions_composites_and_as_logged():
+    """State 0: 12, 3 and 2 rows; state 1: 12 rows of one action; state 2: 3 rows; n_min = 5."""
+    pair = np.repeat([0, 1, 2, 3, 6], [12, 3, 2, 12, 3])
+    n = len(pair)
+    cells = Cells.collect(pair, np.full(n, -1), np.zeros((n, 2)), np.ones(n, int), None, np.full(3, 1 / 3), 3)
+    options = Options.build(cells, 5)
+    assert options.known.tolist() == [0, 1]
+    assert options.state.tolist() == [0, 0, 0, 1]
+    assert options.own.tolist() == [0, 1, 1, 3, -1]
+    assert options.logged.tolist() == [2, 2, 2, -1, -1]
+    assert options.as_logged.tolist() == [0, 0, 1, 1]
+    assert options.share.toarray()[1].tolist() == [0, 0.6, 0.4, 0, 0]
+
+
+# Values and terms, by a second computation row by row.
+
+
+def test_values_and_terms_agree_with_sums_over_rows():
+    columns = a_log(400, 3, ends=True)
+    task = make_task(posed(columns), 0.9, 0.05, **START)
+    s, a, after, r, c, ended, _ = columns
+    sample = Sample(task.cells, Options.build(task.cells, 1, composites=False), 0.9)
+    policy = np.random.default_rng(5).dirichlet(np.ones(3), 4)
+    value = sample.evaluate(policy.ravel())
+    pair, P, mean, n = s * 3 + a, np.zeros((12, 4)), np.zeros((12, 2)), np.bincount(s * 3 + a, minlength=12)
+    np.add.at(P, (pair[~ended], after[~ended]), 1 / n[pair[~ended]])
+    np.add.at(mean, pair, np.column_stack([-r, c]) / n[pair, None])
+    kernel, step = (
+        np.einsum("sa,sat->st", policy, P.reshape(4, 3, 4)),
+        np.einsum("sa,sai->si", policy, mean.reshape(4, 3, 2)),
+    )
+    V = np.linalg.solve(np.eye(4) - 0.9 * kernel, step)
+    visits = np.linalg.solve(np.eye(4) - 0.9 * kernel.T, np.full(4, 0.25))[:, None] * policy
+    np.testing.assert_allclose(value.V, V, rtol=1e-9)
+    np.testing.assert_allclose(value.J, V.mean(axis=0), rtol=1e-9)
+    y = np.column_stack([-r, c]) + 0.9 * np.where(ended[:, None], 0, V[after])
+    weight = visits.ravel()[pair] / (n[pair] - 1)
+    x = weight[:, None] * (y - (mean + 0.9 * P @ V)[pair])
+    trial = Trial((sample,), (policy.ravel(),), task.cost_max)
+    assert trial.error == pytest.approx(np.sqrt((x**2).sum(axis=0)), rel=1e-9)
+    worst = len(s) * weight.max() * (y - (mean + 0.9 * P @ V)[pair])[:, 1].max()
+    bound = upper_bound(np.append(len(s) * x[:, 1], worst), np.ones(len(s) + 1), 0.05)
+    assert trial.width(1, 0.05) == pytest.approx(bound, rel=1e-6)
+
+
+# What may not matter, and what must.
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_units_order_and_counts_do_not_matter(seed):
+    columns = a_log(700, seed, ends=seed % 2 == 1)
+    first = answer(posed(columns))
+    shuffled = answer(posed(columns, order=np.random.default_rng(1).permutation(700)))
+    counted = answer(posed(columns, counts=True))
+    for other in (shuffled, counted):
+        assert other.status is first.status
+        assert other.certificate == first.certificate
+        assert (other.policy is None) == (first.policy is None)
+    scaled = answer(posed((*columns[:4], 1000 * columns[4], columns[5], 1000 * columns[6])))
+    assert scaled.status is first.status
+    assert scaled.certificate.constraints[0].bound == pytest.approx(1000 * first.certificate.constraints[0].bound)
+
+
+def test_a_smaller_delta_has_a_larger_bound():
+    task = make_task(posed(a_log(600)), 0.9, 0.05, **START)
+    policy = np.full((4, 3), 1 / 3)
+    bounds = [
+        dpdl.certify(policy, posed(a_log(600)), gamma=0.9, delta=d, **START).constraints[0].bound
+        for d in (0.01, 0.05, 0.2)
+    ]
+    assert bounds == sorted(bounds, reverse=True)
+    assert task.cells.n_rows == 600
+
+
+def test_quiet_rows_elsewhere_give_no_confidence():
+    """Eight treatments with five rows each, and 50 or 5,000 rows of a state that no policy enters."""
+
+    def bound(quiet):
+        rng = np.random.default_rng(7)
+        s = np.repeat([0, 1], [40, quiet])
+        a = np.append(np.tile(np.arange(8), 5), np.zeros(quiet, int))
+        c = np.append(rng.random(40) < 0.15, np.zeros(quiet)).astype(float)
+        log = dpdl.Dataset(
+            s, a, 0 * s, 0.0 * s, costs={"c": c}, terminated=np.ones(len(s), bool), n_states=2, n_actions=8
+        )
+        policy = np.full((2, 8), 1 / 8)
+        found = dpdl.certify(policy, pose(log, 0.9, {"c": 0.08}, "total"), gamma=0.9, rho0=[1, 0])
+        return found.constraints[0].bound
+
+    assert bound(5000) == pytest.approx(bound(50), rel=0.03)
+
+
+def test_a_log_without_costs_is_refused_unless_the_cost_is_declared():
+    s, a, after, r, c, ended, _ = a_log(2000)
+    log = posed((s, a, after, r, 0 * c, ended, 0.35))
+    refused = answer(log)
+    assert (refused.status.name, refused.needed.binds) == ("NOT_ENOUGH_DATA", "nothing seen")
+    assert not dpdl.certify(np.full((4, 3), 1 / 3), log, gamma=0.9, **START).holds
+    assert answer(log, cost_max={"cost": 1.0}).status.name == "CERTIFIED"
+
+
+def test_a_declared_cost_is_at_least_as_careful_as_what_was_seen():
+    policy, log = np.full((4, 3), 1 / 3), posed(a_log(300))
+    plain, more = (
+        dpdl.certify(policy, log, gamma=0.9, cost_max=most, **START).constraints[0].bound
+        for most in (None, {"cost": 5.0})
+    )
+    assert more > plain
+    with pytest.raises(ValueError, match="cost_max names 'price'"):
+        dpdl.certify(policy, log, gamma=0.9, cost_max={"price": 1.0}, **START)
+
+
+def test_the_three_answers():
+    columns = a_log(2000)
+    certified = answer(posed(columns))
+    assert certified.success
+    assert certified.certificate.holds
+    assert certified.certificate.remarks[0].startswith("assumed: the rows come from one decision process")
+    assert np.asarray(certified.policy).sum(axis=1) == pytest.approx(np.ones(4))
+    infeasible = answer(posed((*columns[:6], 0.02)))
+    assert infeasible.status.name == "INFEASIBLE"
+    assert infeasible.policy is None
+    little = answer(posed((*a_log(150)[:6], 0.19)))
+    assert little.status.name == "NOT_ENOUGH_DATA"
+    assert little.needed.binds in ("noise", "worst row")
+    assert little.needed.n_transitions is None or little.needed.n_transitions >= 150
+
+
+def test_an_answer_survives_its_file(tmp_path):
+    for columns in (a_log(2000), (*a_log(150)[:6], 0.19)):
+        found = answer(posed(columns))
+        found.save(tmp_path / "answer.json", overwrite=True)
+        again = dpdl.Answer.load(tmp_path / "answer.json")
+        assert repr(again) == repr(found)
+        assert again.certificate == found.certificate
+    (tmp_path / "answer.json").write_text((tmp_path / "answer.json").read_text().replace("needed", "wanted"))
+    with pytest.raises(ValueError, match="checksum"):
+        dpdl.Answer.load(tmp_path / "answer.json")
+
+
+def test_a_log_that_keeps_its_limits_gets_an_answer_at_least_as_good():
+    found = answer(posed((*a_log(3000, 2)[:6], 0.6)))
+    assert found.success
+    assert found.certificate.reward.estimate >= found.certificate.behaviour.estimate * (1 - 1e-9)
+
+
+def test_no_time_is_said_as_that():
+    found = answer(posed(a_log(400)), time_limit=1e-9)
+    assert found.status.name in ("STOPPED", "CERTIFIED")
+    assert "time ran out" in found.message or any("time ran out" in note for note in found.notes)
+
+
+def test_a_frontier_never_falls_and_has_no_holes():
+    log = posed(a_log(2000))
+    found = dpdl.frontier(log, gamma=0.9, **START)
+    rewards = [point.reward for point in found.points if point.reward is not None]
+    certified = [point.certified for point in found.points if point.certified is not None]
+    assert rewards == sorted(rewards)
+    assert certified == sorted(certified)
+    assert len(certified) >= 4
+    assert all(
+        point.certified is not None
+        for point in found.points[
+            found.points.index(next(point for point in found.points if point.certified is not None)) :
+        ]
+    )
+
+
+def test_first_states_of_few_episodes_widen_the_bound():
+    """The same rows, with the first states given, and as those of three episodes."""
+    rng, n = np.random.default_rng(0), 300
+    s = rng.integers(0, 2, n)
+    c = (s == 1) * 1.0
+    log = dpdl.Dataset(s, 0 * s, 0 * s, 0.0 * s, costs={"c": c}, terminated=np.ones(n, bool), n_states=2, n_actions=1)
+    log = pose(log, 0.9, {"c": 0.8}, "total")
+    given = dpdl.certify([[1.0], [1.0]], log, gamma=0.9, rho0=[0.5, 0.5]).constraints[0]
+    few = dpdl.certify([[1.0], [1.0]], log, gamma=0.9, initial_states=[0, 1, 0, 1]).constraints[0]
+    assert given.bound == pytest.approx(0.5)
+    assert few.bound > 0.75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 2, 10])
+def test_bounds_of_given_policies_hold(rows):
+    """Of 400 logs and 5 policies each, at most 5% of the bounds lie below the truth, within sampling error."""
+    failed = total = 0
+    for k in range(400):
+        rng = np.random.default_rng([k, rows])
+        p = rng.uniform(0.05, 0.5, (10, 4))
+        s, a = np.divmod(np.repeat(np.arange(40), rows), 4)
+        c = (rng.random(len(s)) < p[s, a]) * 1.0
+        log = dpdl.Dataset(
+            s, a, 0 * s, 0.0 * s, costs={"c": c}, terminated=np.ones(len(s), bool), n_states=10, n_actions=4
+        )
+        log = pose(log, 0.9, {"c": 1.0}, "total")
+        for _ in range(5):
+            policy = rng.dirichlet(np.ones(4), 10)
+            bound = dpdl.certify(policy, log, gamma=0.9, rho0=np.full(10, 0.1)).constraints[0].bound
+            failed, total = failed + (bound < 0.1 * (policy * p).sum()), total + 1
+    assert failed <= 0.05 * total + 2 * np.sqrt(0.05 * total)
