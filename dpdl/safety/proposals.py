@@ -197,7 +197,8 @@ def _program(
     choice = sp.csr_array((np.ones(K), (sample.options.state, np.arange(K))), shape=(S, K))
     flow = sp.hstack([choice - sample.gamma * sp.csr_array(sample.moves.T), sp.csr_array((S, I + 1))]).tocsr()
     upper = [sp.hstack([sp.csr_array(-gains[1:]), sp.eye_array(I), sp.csr_array(np.full((I, 1), -1.0))])] if I else []
-    for i in range(I if surprise is not None else 0):
+    for i in range(0 if surprise is None else I):
+        assert surprise is not None
         used = np.flatnonzero(surprise[:, i] > 0)
         rows = np.arange(len(used))
         each = sp.csr_array((surprise[used, i], (rows, used)), shape=(len(used), K))
