@@ -268,6 +268,10 @@ class _Table:
             return Column(name, role, values, missing | np.isnan(values) if kind in _REAL else missing)
         if role == "time":
             return self._times(name, kind, text)
+        if role == "column" and kind == "VARCHAR":  # only to be shown: numbers if all of them are
+            numbers = self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
+            if not numbers.wrong:
+                return numbers
         if role in (*LABELS, "column"):
             return self._labels(name, role, kind, text)
         if kind != "VARCHAR" and not kind.startswith("DECIMAL") and kind != "HUGEINT":

@@ -1,7 +1,8 @@
-"""Atomic replacement of files, and locks.
+"""Atomic replacement of files and folders, and locks.
 
 Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on the
-temporary file, so that the next writer to the same target can recognise and remove what a killed process left behind.
+temporary file or folder, so that the next writer to the same target can recognise and remove what a killed process left
+behind.
 `FileLock` is the lock of a run on its checkpoint, so that no other run writes there.
 """
 
@@ -21,8 +22,36 @@ from typing import IO, Any, Self
 if sys.platform != "win32":
     import fcntl
 
-TEMPORARY = ".tmp"
+TEMPORARY, OLD = ".tmp", ".old"
 EXISTS = "it exists already; pass overwrite=True to replace it"
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield a new, empty folder to write to, which replaces `path` when the block ends without an exception.
+
+    On an exception the new folder is removed and `path` is unchanged. An existing `path` is replaced only if
+    `overwrite` is set and `replaceable` accepts it: it is renamed, and removed once the new folder is in its place. A
+    killed process leaves folders behind, which the next one that writes to the same path removes. Only if it is killed
+    between the two renames is `path` missing: the old folder is then kept beside it, with suffix .old.
+    """
+    target = Path(os.path.realpath(path))
+    _refuse_existing(target, overwrite, replaceable)
+    with naming_the_target(target):
+        _remove_left_folders(target)
+        temporary, descriptor = _new_folder(target)
+    try:
+        yield temporary
+        with naming_the_target(target):
+            sync(temporary)
+            _refuse_existing(target, overwrite, replaceable)
+            _move(temporary, target)
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -70,6 +99,69 @@ def sync(path: Path) -> None:
 def refuse(target: Path, reason: str) -> None:
     """Raise a FileExistsError that says why `target` is not replaced."""
     raise FileExistsError(errno.EEXIST, reason, str(target))
+
+
+def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        refuse(target, EXISTS)
+    if not replaceable(target):
+        refuse(target, "it is not replaced, because it is not a data set or holds other files")
+
+
+def _move(temporary: Path, target: Path) -> None:
+    aside = temporary.with_suffix(OLD)
+    try:
+        if os.path.lexists(target):
+            os.rename(target, aside)
+        os.rename(temporary, target)
+    except BaseException:
+        with suppress(OSError):  # not renamed yet, or another process has put its own folder there
+            os.rename(aside, target)
+        if os.path.lexists(target):
+            _remove(aside)
+        raise
+    try:
+        sync(target.parent)
+    finally:
+        _remove(aside)
+
+
+def _new_folder(target: Path) -> tuple[Path, int | None]:
+    """A temporary folder beside the target, and the descriptor that holds the lock on it."""
+    while True:
+        temporary = temporary_name(target)
+        temporary.mkdir()
+        if sys.platform == "win32":  # folders cannot be opened there
+            return temporary, None
+        with suppress(FileNotFoundError, BlockingIOError):  # another process removed it before it was locked: retry
+            descriptor = os.open(temporary, os.O_RDONLY)
+            try:
+                lock(descriptor)
+                os.stat(temporary)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return temporary, descriptor
+
+
+def _remove_left_folders(target: Path) -> None:
+    """Remove folders that killed processes left behind; an old folder only if it has been replaced."""
+    if sys.platform == "win32":  # folders cannot be locked there
+        return
+    remove_leftovers(target, _remove)
+    if os.path.lexists(target):
+        remove_leftovers(target, _remove, OLD)
+
+
+def _remove(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder and its files, unless it contains a folder: dpdl does not make those."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                os.unlink(entry)
+        os.rmdir(folder)
 
 
 def temporary_name(target: Path) -> Path:
