@@ -37,19 +37,18 @@ def write_log(path, n_rows, seed=0):
 
 def main(n_rows=20_000):
     write_log("clinic.csv", n_rows)
-    log = dpdl.open_log(
+    log = dpdl.read_log(
         "clinic.csv",
         state="ward",
         action="drug",
         reward="gain",
-        costs={"icu days": 1.5, "side effects": 3.0},  # at most this much per patient, later days counting less
-        limits="total",
-        gamma=0.9,
+        costs=["icu days", "side effects"],
         episode="patient",
         time="day",
         terminated="left",
     )
-    answer = dpdl.safe_policy(log, gamma=0.9, delta=0.05)
+    limits = {"icu days": 1.5, "side effects": 3.0}  # at most this much per patient, later days counting less
+    answer = dpdl.safe_policy(log, gamma=0.9, limits=limits, limit_on="total", delta=0.05)
     print(answer)
     write_report(answer, "report.html", log=log, overwrite=True)
     if answer.policy is not None:

@@ -49,8 +49,8 @@ def record(env, cost, n_steps, seed=0):
 def main(name="FrozenLake", n_steps=50_000):
     env, cost, limit = make(name)
     np.savez(f"{name}.npz", **record(env, cost, n_steps))
-    log = dpdl.open_log(f"{name}.npz", costs={"costs": limit}, limits="total", gamma=GAMMA)
-    answer = dpdl.safe_policy(log, gamma=GAMMA)
+    log = dpdl.read_log(f"{name}.npz", costs=["costs"])
+    answer = dpdl.safe_policy(log, gamma=GAMMA, limits={"costs": limit}, limit_on="total")
     print(answer)
     if answer.policy is None:
         return answer, None

@@ -117,7 +117,7 @@ def test_columns_come_back_as_given_and_compact():
     assert log.pairs[log.pair].tolist() == [0, 3, 4]
     assert len(log) == 3
     assert log.n_utilities == 2
-    assert "3 transitions, 3 of 6 pairs visited" in repr(log)
+    assert repr(log).startswith("Dataset(3 transitions, 3 states, 2 actions, 3 pairs; reward -1 to 1, u0 -1 to 0.1")
 
 
 @pytest.mark.parametrize("n_utilities", [0, 1, 3, 20])

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -271,7 +271,8 @@ class _Table:
         if role == "column" and kind == "VARCHAR":  # only to be shown: numbers if all of them are
             numbers = self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
             if not numbers.wrong:
-                return numbers
+                whole = bool((numbers.values == np.trunc(numbers.values)).all() and (abs(numbers.values) < 2**53).all())
+                return replace(numbers, values=numbers.values.astype(np.int64)) if whole else numbers
         if role in (*LABELS, "column"):
             return self._labels(name, role, kind, text)
         if kind != "VARCHAR" and not kind.startswith("DECIMAL") and kind != "HUGEINT":

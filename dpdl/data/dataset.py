@@ -359,10 +359,84 @@ class Dataset:
         return len(self.records) if self.repeats is None else int(self.table_counts.sum())
 
     def __repr__(self) -> str:
+        low, high = self.ranges[:, 0].min(axis=0), self.ranges[:, 1].max(axis=0)
+        names = self.cost_names if self.cost_names is not None else [f"u{i}" for i in range(self.n_utilities)]
+        values = [f"{name} {low[k]:.4g} to {high[k]:.4g}" for k, name in enumerate(("reward", *names))]
+        episodes = "" if self.starts is None else f", {len(self.starts):,} episode{'s' if len(self.starts) > 1 else ''}"
+        cells = f" in {len(self.records):,} cells" if self.repeats is not None else ""
+        made = " (discretised)" if self.is_discretised else ""
         return (
-            f"Dataset({len(self)} transitions, {len(self.pairs)} of {self.n_states * self.n_actions} pairs visited, "
-            f"n_states={self.n_states}, n_actions={self.n_actions}, n_utilities={self.n_utilities}, kind={self.kind!r})"
+            f"Dataset({len(self):,} transitions{cells}{episodes}, {self.n_states:,} states{made}, "
+            f"{self.n_actions:,} actions, {len(self.pairs):,} pairs; {', '.join(values)})"
         )
+
+    @property
+    def is_discretised(self) -> bool:
+        """Whether a discretizer made the states of observations."""
+        return self.labels is not None and self.labels.discretizer is not None
+
+    def __add__(self, other: Dataset) -> Dataset:
+        """Put the rows of another log after those of this one; both have the same states, actions and costs.
+
+        Examples
+        --------
+        >>> log = Dataset([0, 1], [0, 0], [1, 0], [0, 1], n_states=2, n_actions=1, starts=[0])
+        >>> len(log + log), (log + log).starts.tolist()
+        (4, [0, 2])
+        """
+        if not isinstance(other, Dataset):
+            return NotImplemented
+        for name in ("n_states", "n_actions", "n_utilities", "cost_names", "labels", "question"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(f"the logs differ in {name}: read their files together, read_log([...])")
+        if self.repeats is not None or other.repeats is not None or self.question is not None:
+            raise ValueError("logs of counts and posed logs cannot be put together: put the logs themselves together")
+        if (self.starts is None) != (other.starts is None):
+            raise ValueError("the rows of one log are independent, those of the other are episodes")
+        starts = None
+        if self.starts is not None and other.starts is not None:
+            starts = np.concatenate([self.starts, other.starts + len(self)])
+        both = [np.concatenate([getattr(one, name) for one in (self, other)]) for name in ("s", "a", "s_next", "r")]
+        columns = np.concatenate([self.records["u"], other.records["u"]])
+        u = columns if self.cost_names is None else None
+        costs = None if self.cost_names is None else dict(zip(self.cost_names, columns.T, strict=True))
+        sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
+        ended = both[2] < 0
+        log = type(self)(*both, u, costs=costs, terminated=ended if ended.any() else None, starts=starts, **sizes)
+        initial = None
+        if self._initial is not None or other._initial is not None:
+            counts = [one.initial_counts for one in (self, other)]
+            initial = check.frozen(sum(one for one in counts if one is not None))
+        log.__dict__.update(labels=self.labels, _notes=(*self._notes, *other._notes), _initial=initial)
+        return log
+
+    def to_frame(self) -> Any:
+        """Return the rows as a data frame of pandas, in the caller's units and labels.
+
+        Columns are state, action, next_state (missing where the episode ended), terminated, reward, the costs or
+        utilities, episode (if there are episodes) and count (of a log of counts).
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("data frames need pandas: pip install pandas") from None
+        log = self.raw
+        states = None if self.labels is None else np.array([*self.labels.states, None], dtype=object)
+        actions = None if self.labels is None else np.fromiter(self.labels.actions, object, len(self.labels.actions))
+        columns: dict[str, Any] = {
+            "state": log.s if states is None else states[log.s],
+            "action": log.a if actions is None else actions[log.a],
+            "next_state": log.s_next if states is None else states[log.s_next],
+            "terminated": log.terminated,
+            "reward": log.r,
+        }
+        names = log.cost_names if log.cost_names is not None else [f"u{i}" for i in range(log.n_utilities)]
+        columns |= {name: log.records["u"][:, k] for k, name in enumerate(names)}
+        if log.starts is not None:
+            columns["episode"] = np.searchsorted(log.starts, np.arange(len(log)), side="right") - 1
+        if log.repeats is not None:
+            columns["count"] = log.repeats
+        return pandas.DataFrame(columns)
 
     def __getitem__(self, part: slice) -> Self:
         """Return part of the log as a view; a log of trajectories can be sliced with step 1 only.
