@@ -354,6 +354,10 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     of = f"{datasets} data sets per N over {min(datasets, n_problems)} problems"
     print(f"{given.protocol}: {of}, delta = {given.delta:g}")
     print(table(results))
+    if given.protocol == "worlds":  # world by world, because no answer is right in most
+        for n, methods in results.items():
+            kinds = {kind for found in methods.values() for kind in found.get("kinds", {})}
+            print(table({k: {name: found["kinds"][k] for name, found in methods.items()} for k in sorted(kinds)}, n))
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)

@@ -14,6 +14,10 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 
 
+#: Rewards and utilities, which are at most one, may be rounding of zero if they are all below this.
+ROUNDING = 2.0**-44
+
+
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Model:
     """Transitions, rewards, utilities, discount and initial distribution; `dpdl.CMDP` documents them."""
@@ -134,10 +138,10 @@ class Closed(Model):
 
 
 def _size(values: Array) -> float:
-    """The least power of two that is not below max |values|; one if all are zero."""
+    """The least power of two that is not below max |values|; one if all are zero, or rounding of numbers up to one."""
     largest = float(abs(values).max(initial=0.0))
     fraction, exponent = math.frexp(largest)
-    return math.ldexp(1.0, exponent - (fraction == 0.5)) if largest > 0 else 1.0
+    return math.ldexp(1.0, exponent - (fraction == 0.5)) if largest > ROUNDING else 1.0
 
 
 def _transitions(P: Any, ends: ArrayLike | None) -> tuple[sp.csr_array, Array | None, Array]:

@@ -31,7 +31,7 @@ from dpdl.safety.task import Task
 from dpdl.safety.trial import Trial
 
 #: Parts of the predicted width that proposals keep from their limits, from careful to bold.
-PARTS = (2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+PARTS = (4.0, 3.0, 2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 #: Plans for one part, at most, and the part of the width by which a proposal may miss what it should keep.
 ROUNDS, CLOSE = 4, 0.05
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
