@@ -1,122 +1,98 @@
-"""A log larger than one would want in memory: ``python bench/large_log.py [--records N] [--folder PATH]``.
+"""Seconds and memory of reading large labelled Parquet logs, as counts and as rows, each in a process of its own.
 
-Writes a Parquet log of 10^8 transitions in batches, converts it to a data set folder, opens that as a memory map and
-learns from it, first with the whole log for mu_hat and the descent, then with a tenth of it set apart for mu_hat, and
-checks the second result. After each phase: seconds, the peak of private memory (RssAnon, sampled every 5 ms) and of
-mapped file pages (RssFile, which the kernel takes back when it needs them). Exit status 1 if the private memory of any
-phase exceeds 1 GiB. About 5 GB of disk at the default size, in a temporary folder that is removed at the end.
+    python bench/large_log.py --rows 20000000
+    python bench/large_log.py --rows 100000000 --ways counts
+
+The log has 200 text states, 10 text actions, two costs and episodes of some 20 rows, in files of 10^7 rows that are
+written once to --folder. Counts by state, action, next state and end are made by DuckDB with next states from a window
+over episode and time; rows are put in order and packed.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
+import resource
+import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from dpdl import Dataset, from_parquet, learn, verify
-
-STATES, ACTIONS, BRANCHING = 100_000, 10, 5
-BATCH = 1 << 18
-STEPS = 10_000_000
-LIMIT = 2**30
-BYTES_PER_RECORD = 55  # of disk: 24 in the data set, the rest in Parquet
-INTERVAL = 0.005
+ROLES = {
+    "state": "state",
+    "action": "action",
+    "reward": "reward",
+    "costs": ["cost", "wear"],
+    "episode": "episode",
+    "time": "time",
+    "terminated": True,
+}
+PART = 10_000_000
 
 
-class Memory:
-    """Samples this process's memory in a thread, and prints what each phase needed."""
+def write(folder: Path, n: int) -> None:
+    """Write the log in parts, unless they are there."""
+    import numpy as np
+    import polars as pl
 
-    def __init__(self) -> None:
-        self.worst = 0
-        self.peaks = {"RssAnon": 0, "RssFile": 0}
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _sample(self) -> None:
-        with open("/proc/self/status") as status:
-            for line in status:
-                name = line.split(":")[0]
-                if name in self.peaks:
-                    self.peaks[name] = max(self.peaks[name], 1024 * int(line.split()[1]))
-
-    def _watch(self) -> None:
-        while True:
-            self._sample()
-            time.sleep(INTERVAL)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.peaks.update(dict.fromkeys(self.peaks, 0))
-        began = time.perf_counter()
-        yield
-        self._sample()
-        anonymous, mapped = self.peaks["RssAnon"], self.peaks["RssFile"]
-        self.worst = max(self.worst, anonymous)
-        seconds = time.perf_counter() - began
-        print(f"{name:<28} {seconds:>9.1f} {anonymous / 2**20:>16,.0f} {mapped / 2**20:>16,.0f}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, first in enumerate(range(0, n, PART)):
+        path = folder / f"part-{part}.parquet"
+        if path.exists():
+            continue
+        size = min(PART, n - first)
+        rng = np.random.default_rng(part)
+        state, action = rng.integers(0, 200, size), rng.integers(0, 10, size)
+        frame = pl.DataFrame(
+            {
+                "state": pl.Series(state).cast(pl.Utf8).str.zfill(3),
+                "action": pl.Series(action).cast(pl.Utf8),
+                "reward": rng.integers(0, 5, size).astype(float),
+                "cost": (rng.random(size) < 0.1).astype(float),
+                "wear": rng.integers(0, 3, size).astype(float),
+                "episode": (first + np.arange(size)) // 20,
+                "time": np.arange(size) % 20,
+            }
+        )
+        frame.write_parquet(path)
 
 
-def write_parquet(path: Path, n_records: int) -> None:
-    """A log of an uneven behaviour on a random sparse model; rewards and utilities are functions of the pair."""
-    rng = np.random.default_rng(0)
-    n_pairs = STATES * ACTIONS
-    successors = rng.integers(0, STATES, (n_pairs, BRANCHING), dtype=np.int32)
-    reward, utility = rng.random(n_pairs), rng.uniform(-1, 1, n_pairs)
-    types = {"s": pa.int32(), "a": pa.int32(), "s_next": pa.int32(), "r": pa.float64(), "u_0": pa.float64()}
-    schema = pa.schema(list(types.items()))
-    with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
-        for first in range(0, n_records, BATCH):
-            n = min(BATCH, n_records - first)
-            pair = (n_pairs * rng.random(n) ** 1.5).astype(np.int64)
-            s_next = successors[pair, rng.integers(0, BRANCHING, n)]
-            s, a = (part.astype(np.int32) for part in np.divmod(pair, ACTIONS))
-            writer.write_batch(pa.record_batch([s, a, s_next, reward[pair], utility[pair]], schema=schema))
+def read(folder: str, way: str) -> dict[str, float]:
+    """Read the log in one way, and say how long that took and how much memory the process needed."""
+    from dpdl import read_log
+
+    began = time.perf_counter()
+    log = read_log(folder, **ROLES, counts=way == "counts")
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
+    return {"transitions": len(log), "records": len(log.records), "seconds": seconds, "peak GiB": peak}
 
 
-def run(n_records: int, folder: Path) -> int:
-    memory = Memory()
-    sizes = {"n_states": STATES, "n_actions": ACTIONS}
-    settings = {"gamma": 0.9, "psi": 10.0, "slater": 0.2, "T": STEPS, "rho0": np.full(STATES, 1 / STATES), "rng": 0}
-    print(f"{n_records:,} transitions, {STEPS:,} steps")
-    print(f"{'phase':<28} {'seconds':>9} {'private, MiB':>16} {'mapped, MiB':>16}")
-    with memory.phase("write Parquet"):
-        write_parquet(folder / "log.parquet", n_records)
-    with memory.phase("convert, open and check"):
-        from_parquet(folder / "log.parquet", folder / "log", **sizes)
-    with memory.phase("open and check"):
-        log = Dataset.open(folder / "log")
-    with memory.phase("learn"):
-        learn(log, **settings)
-    with memory.phase("learn, a tenth for mu_hat"):
-        result = learn(log, **settings, n_reference=n_records // 10)
-    with memory.phase("verify on all of it"):
-        verify(result, log, rho0=settings["rho0"], eps=0.1)
-    met = memory.worst <= LIMIT
-    verdict = "met" if met else "NOT MET"
-    print(f"peak private memory {memory.worst / 2**20:,.0f} MiB, wanted <= {LIMIT / 2**20:,.0f} MiB: {verdict}")
-    return 0 if met else 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Learn from a log on disk and watch the memory.")
-    parser.add_argument("--records", type=lambda text: int(float(text)), default=10**8, help="transitions (1e8)")
-    parser.add_argument("--folder", help="where to make the temporary folder")
+def main() -> None:
+    """Write the log, and read it in a process of its own for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--folder", type=Path, default=None, help="where the log is written (default large-log-ROWS)")
+    parser.add_argument("--ways", nargs="+", choices=("counts", "rows"), default=["counts", "rows"])
+    parser.add_argument("--read", choices=("counts", "rows"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dpdl-large-log-", dir=options.folder) as folder:
-        needed, free = BYTES_PER_RECORD * options.records, shutil.disk_usage(folder).free
-        if free < needed:
-            parser.error(f"{folder} has {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB are needed")
-        return run(options.records, Path(folder))
+    folder = options.folder or Path(f"large-log-{options.rows}")
+    if options.read:
+        print(json.dumps(read(str(folder), options.read)))
+        return
+    write(folder, options.rows)
+    for way in options.ways:
+        command = [sys.executable, __file__, "--folder", str(folder), "--read", way]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{way}: {done.stderr.strip().splitlines()[-1]}")
+            continue
+        found = json.loads(done.stdout)
+        print(
+            f"{way:6s} {found['transitions']:>12,} transitions in {found['records']:>11,} records: "
+            f"{found['seconds']:6.1f} s, peak {found['peak GiB']:.2f} GiB"
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl._validation import Array
 
-
 #: Rewards and utilities, which are at most one, may be rounding of zero if they are all below this.
 ROUNDING = 2.0**-44
 
