@@ -83,15 +83,16 @@ def count_frame(
     needed = [*state, *action, reward, *costs, *filter(None, (episode, time, flag))]
     _refuse_missing(nw, rows, dict.fromkeys(needed), reward, costs)
 
-    following, order = [f"{_NEXT}{k}" for k in range(len(state))], {"order_by": time}
+    following = [f"{_NEXT}{k}" for k in range(len(state))]
+    groups, order = [] if episode is None else [episode], {"order_by": time}
     ordered_rows, last = episode is not None and time is not None, nw.lit(False)
     if ordered_rows:
-        shifts = [nw.col(state[0]).shift(by).over(episode, **order) for by in (1, -1)]
+        shifts = [nw.col(state[0]).shift(by).over(*groups, **order) for by in (1, -1)]
         rows = rows.with_columns(shifts[0].is_null().alias(_FIRST), shifts[1].is_null().alias(_LAST))
         last = nw.col(_LAST)
     end = last if terminated is True else nw.lit(False) if flag is None else nw.col(flag).cast(nw.Int64) == 1
     after = [nw.col(name) for name in next_state or ()]
-    after = after or [nw.col(name).shift(-1).over(episode, **order) for name in state]
+    after = after or [nw.col(name).shift(-1).over(*groups, **order) for name in state]
     rows = rows.with_columns(end.alias(_END), *(one.alias(name) for one, name in zip(after, following, strict=True)))
     # Of a row that ends its episode the next state is not used.
     rows = rows.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
@@ -117,7 +118,8 @@ def count_frame(
 def _refuse_missing(nw: Any, rows: Any, names: Any, reward: str, costs: Sequence[str]) -> None:
     """Raise one error for missing values, and for rewards and costs that are not finite."""
     counts = [nw.col(name).null_count().alias(name) for name in names]
-    counts += [(~nw.col(name).cast(nw.Float64).is_finite()).sum().alias(f"{_MEAN}{name}") for name in (reward, *costs)]
+    infinite = {name: (~nw.col(name).cast(nw.Float64).is_finite()).cast(nw.Int64) for name in (reward, *costs)}
+    counts += [one.sum().alias(f"{_MEAN}{name}") for name, one in infinite.items()]
     found = _collected(rows.select(*counts))
     faults = [f"column {name!r}: {int(found[name][0]):,} missing" for name in names if int(found[name][0] or 0)]
     for name in (reward, *costs):

@@ -219,7 +219,7 @@ def _counted(source: Any, names: dict[str, Any], costs: Any, lazy: bool, missing
             'a log that is counted is read with missing="error", no discretizer and truncated=True or None'
         )
     tuples = [name for name in ("state", "action") if not isinstance(names[name], str)]
-    given = {
+    given: dict[str, Any] = {
         name: tables.as_names(name, value) if name in ("state", "action", "next_state") and value is not None else value
         for name, value in names.items()
     }
