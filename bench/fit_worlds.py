@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import kinds
 import safety_problems as problems
 from dpdl import CMDP, Dataset, instances
-from dpdl.environments.table import Table, initial_distribution
+from dpdl.gym import Table, initial_distribution
 from safety_model import Array, Problem, mixed, random_transitions
 
 GAMMA = 0.95
@@ -131,9 +131,9 @@ NULL: dict[str, tuple[Callable[..., tuple[Dataset, float, Array]], tuple[float, 
     "toy": (collection("toy"), (10, 200)),
     "grid": (collection("grid"), (10, 200)),
     "multi": (collection("multi"), (10, 200)),
-    "others": (collection("others"), (1, 3, 15)),
-    "further": (collection("further"), (1, 3, 15)),
-    "fresh": (collection("fresh"), (1, 3, 15)),
+    "others": (collection("others"), (3, 15, 75)),
+    "further": (collection("further"), (3, 15, 75)),
+    "fresh": (collection("fresh"), (3, 15, 75)),
     "FrozenLake": (table("FrozenLake-v1", _fell, map_name="8x8"), (20, 1000)),
     "Taxi": (table("Taxi-v4", _fined, is_rainy=True), (20, 100)),
     "CliffWalking": (table("CliffWalking-v1", _fined, is_slippery=True), (20, 400)),

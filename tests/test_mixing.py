@@ -1,4 +1,4 @@
-"""Mixing: closed forms, brute force, certified intervals, and estimates that must cover the truth."""
+"""Mixing: closed forms, brute force, intervals, and estimates that must cover the truth."""
 
 import math
 import time
@@ -11,8 +11,6 @@ import logs
 from dpdl import mixing
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
-from dpdl.mixing import bounds, measures
-from dpdl.mixing.estimate import row_radii
 from dpdl.models.cmdp import CMDP
 
 TWO_STATES = [(0.3, 0.1), (0.9, 0.8), (0.01, 0.002), (0.5, 0.5)]
@@ -46,13 +44,17 @@ def random_sparse(n, branching, seed, hold=0.0):
     return sp.csr_array((1 - hold) * matrix + hold * sp.eye_array(n))
 
 
-def brute_force(P, threshold=0.25):
-    """E(0), E(1), ... up to the first at most the threshold, from powers one by one and an eigenvector."""
+def distances(P, times):
+    return [mixing.tv_distance(P, int(t)) for t in times]
+
+
+def brute_force(P):
+    """E(0), E(1), ... up to the first at most 1/4, from powers one by one and an eigenvector."""
     values, vectors = np.linalg.eig(P.T)
     mu = np.real(vectors[:, np.argmin(abs(values - 1))])
     mu /= mu.sum()
     power, found = np.eye(len(P)), []
-    while not found or found[-1] > threshold:
+    while not found or found[-1] > 0.25:
         found.append(0.5 * abs(power - mu).sum(axis=1).max())
         power = power @ P
     return np.array(found)
@@ -64,8 +66,13 @@ def one_utility_cmdp(P):
 
 
 def trajectory(cmdp, n, seed):
-    log = cmdp.rollout(n, np.ones((cmdp.n_states, 1)), rng=seed, start=0)
-    return np.append(log.s, log.s_next[-1])
+    return cmdp.rollout(n, np.ones((cmdp.n_states, 1)), rng=seed, start=0)
+
+
+def walk(states, n_states):
+    """The log of one trajectory through these states."""
+    zeros = np.zeros(len(states) - 1)
+    return Dataset(states[:-1], zeros, states[1:], zeros, n_states=n_states, n_actions=1, starts=[0])
 
 
 # ---- Closed forms ----
@@ -78,7 +85,7 @@ def test_two_states(p, q):
     times = np.array([0, 1, 2, 3, 7, 20, 100])
     expected = mu.max() * abs(1 - p - q) ** times
     np.testing.assert_allclose(mixing.stationary(P), mu, rtol=1e-14)
-    np.testing.assert_allclose(mixing.tv_distance(P, times), expected, rtol=1e-12, atol=1e-14)  # mu is rounded
+    np.testing.assert_allclose(distances(P, times), expected, rtol=1e-12, atol=1e-14)  # mu is rounded
     rate = max(abs(1 - p - q), 1e-300)
     exact = max(1, math.ceil(math.log(0.25 / mu.max()) / math.log(rate)))
     assert mixing.mixing_time(P) == exact
@@ -92,7 +99,7 @@ def test_lazy_cycle_by_fourier(n):
     powers = (0.5 + 0.5 * np.cos(angles)) ** times[:, None]
     rows = (powers[:, :, None] * np.cos(np.outer(angles, np.arange(n)))).sum(axis=1) / n
     expected = 0.5 * abs(rows - 1 / n).sum(axis=1)
-    np.testing.assert_allclose(mixing.tv_distance(cycle(n), times), expected, atol=1e-13)
+    np.testing.assert_allclose(distances(cycle(n), times), expected, atol=1e-13)
     found = mixing.mixing_time(cycle(n))
     assert mixing.tv_distance(cycle(n), found) <= 0.25 < mixing.tv_distance(cycle(n), found - 1)
 
@@ -100,7 +107,7 @@ def test_lazy_cycle_by_fourier(n):
 @pytest.mark.parametrize(("n", "hold"), [(4, 0.5), (30, 0.95), (700, 0.7)])
 def test_complete_graph(n, hold):
     times = np.arange(0, 40, 3)
-    np.testing.assert_allclose(mixing.tv_distance(complete(n, hold), times), (1 - 1 / n) * hold**times, atol=1e-12)
+    np.testing.assert_allclose(distances(complete(n, hold), times), (1 - 1 / n) * hold**times, atol=1e-12)
     assert mixing.mixing_time(complete(n, hold)) == math.ceil(math.log(0.25 / (1 - 1 / n)) / math.log(hold))
 
 
@@ -112,36 +119,28 @@ def test_slow_chain_of_two_states_needs_no_million_products():
 def test_one_state_is_mixed_at_once():
     assert mixing.mixing_time([[1.0]]) == 0
     assert mixing.tv_distance([[1.0]], 3) == 0.0
-    assert mixing.estimate_mixing_time([0, 0, 0], 1).upper == 0
+    assert mixing.estimate_mixing_time(walk([0, 0, 0], 1)).upper == 0
 
 
 # ---- Brute force ----
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("threshold", [0.25, 0.01])
-def test_random_chains_against_powers(seed, threshold):
+def test_random_chains_against_powers(seed):
     P = random_dense(5 + 4 * seed, seed)
-    expected = brute_force(P, threshold)
-    times = np.arange(len(expected))
-    np.testing.assert_allclose(mixing.tv_distance(P, times), expected, atol=1e-12)
-    np.testing.assert_allclose(mixing.tv_distance(sp.coo_array(P), times[::-1]), expected[::-1], atol=1e-12)
-    assert mixing.mixing_time(P, threshold) == len(expected) - 1
-    assert mixing.tv_distance(P, 0) == pytest.approx(expected[0])
-    assert isinstance(mixing.tv_distance(P, 0), float)
+    expected = brute_force(P)
+    np.testing.assert_allclose(distances(P, range(len(expected))), expected, atol=1e-12)
+    np.testing.assert_allclose(distances(sp.coo_array(P), range(len(expected))), expected, atol=1e-12)
+    assert mixing.mixing_time(P) == len(expected) - 1
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_following_each_state_gives_the_same_as_powers(seed, monkeypatch):
     P = random_sparse(300, 3, seed)
-    times = [0, 1, 4, 9]
-    dense, exact = mixing.tv_distance(P, times), mixing.mixing_time(P)
-    everywhere = mixing.tv_distance(P, times, starts=np.arange(300))
-    np.testing.assert_allclose(everywhere, dense, atol=1e-12)
-    assert np.all(mixing.tv_distance(P, times, starts=[5, 17]) <= dense + 1e-12)
-    monkeypatch.setattr(measures, "EXACT_STATES", 10)
-    np.testing.assert_allclose(mixing.tv_distance(P, times), dense, atol=1e-12)
-    assert mixing.mixing_time(P, method="exact") == exact
+    dense, exact = distances(P, [0, 1, 4, 9]), mixing.mixing_time(P)
+    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    np.testing.assert_allclose(distances(P, [0, 1, 4, 9]), dense, atol=1e-12)
+    assert mixing.mixing_time(P) == exact
 
 
 @pytest.mark.parametrize("n", [600, 3000])
@@ -170,7 +169,7 @@ def test_submultiplicative_decay_and_pseudo_spectral_gap(seed):
     P = random_dense(12, 100 + seed, evenness=0.08) * 0.8 + 0.2 * np.roll(np.eye(12), 1, axis=1)
     t_mix = mixing.mixing_time(P)
     times = np.arange(6 * t_mix + 2)
-    assert np.all(mixing.tv_distance(P, times) <= 0.5 ** (times // t_mix) + 1e-12)
+    assert np.all(distances(P, times) <= 0.5 ** (times // t_mix) + 1e-12)
     assert mixing.pseudo_spectral_gap(P) >= 1 / (2 * t_mix)
 
 
@@ -188,21 +187,16 @@ def test_pseudo_spectral_gap_is_the_maximum_over_powers():
             product = np.linalg.matrix_power(backward, k) @ np.linalg.matrix_power(P, k)
             each.append((1 - np.sort(np.linalg.eigvals(product).real)[-2]) / k)
         assert mixing.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=2e-9)
-        assert mixing.pseudo_spectral_gap(P, max_power=3) == pytest.approx(max(each[:3]), rel=1e-9, abs=1e-12)
 
 
 def test_pseudo_spectral_gap_of_a_large_chain(monkeypatch):
     P = random_sparse(400, 4, 3)
     dense = mixing.pseudo_spectral_gap(P)
-    monkeypatch.setattr(measures, "EXACT_STATES", 10)
+    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
     assert mixing.pseudo_spectral_gap(P) == pytest.approx(dense, rel=1e-6)
 
 
-# ---- Certified intervals ----
-
-
-def interval(P, seed=0, threshold=0.25):
-    return bounds.bracket(P, mixing.stationary(P), threshold, np.random.default_rng(seed))
+# ---- Intervals ----
 
 
 @pytest.mark.parametrize(
@@ -212,77 +206,43 @@ def interval(P, seed=0, threshold=0.25):
         random_sparse(800, 2, 1, hold=0.5),
         random_sparse(900, 2, 2),
         random_sparse(900, 10, 3),
-        cycle(150),
-        cycle(601),
-        cycle(301, 0.5, 0.1),
+        cycle(101),
+        cycle(201, 0.5, 0.1),
         sp.csr_array(0.98 * cycle(400, 0.9, 0.1).toarray() + 0.02 / 400),
     ],
-    ids=["branching-3", "lazy", "branching-2", "branching-10", "cycle", "long-cycle", "drift", "restart"],
+    ids=["branching-3", "lazy", "branching-2", "branching-10", "cycle", "drift", "restart"],
 )
-@pytest.mark.parametrize("threshold", [0.25, pytest.param(0.02, marks=pytest.mark.slow)])
-def test_interval_contains_the_mixing_time(kernel, threshold):
-    exact = mixing.mixing_time(kernel, threshold)
-    found = interval(kernel, threshold=threshold)
-    assert found.lower <= exact <= found.upper < math.inf
-    assert found.upper <= 30 * exact
-
-
-@pytest.mark.parametrize("kernel", [cycle(200), cycle(201, 0.4, 0.1), random_sparse(300, 3, 5)])
-def test_interval_without_a_sketch_long_enough(kernel, monkeypatch):
-    monkeypatch.setattr(bounds, "_affordable", lambda P, columns: 2)
+def test_interval_contains_the_mixing_time(kernel, monkeypatch):
     exact = mixing.mixing_time(kernel)
-    found = interval(kernel)
-    assert found.lower <= exact <= found.upper < math.inf
-
-
-@pytest.mark.parametrize("factorise", [False, True])
-def test_contraction_bounds_the_norm(factorise, monkeypatch):
-    if factorise:
-        monkeypatch.setattr(bounds, "_lanczos", lambda *arguments: 1.0)
-    for P in (cycle(40), cycle(41, 0.6, 0.1), random_sparse(200, 6, 4)):
-        mu = mixing.stationary(P)
-        root = np.sqrt(mu)
-        norm, power, _, _ = bounds.contraction(P, mu, np.random.default_rng(1))
-        centred = np.linalg.matrix_power(root[:, None] * P.toarray() / root - np.outer(root, root), power)
-        true = np.linalg.norm(centred, 2)
-        assert true <= norm + 1e-12
-        assert 1 - norm >= 0.4 * (1 - true)
-
-
-def test_lower_bounds_by_functions():
-    for P in (cycle(101), cycle(101, 0.5, 0.2), random_sparse(200, 3, 6)):
-        mu, exact = mixing.stationary(P), mixing.mixing_time(P)
-        for seed in range(3):
-            rng = np.random.default_rng(seed)
-            assert bounds._lower_by_function(P, mu, 0.25, None, rng) <= exact
-            assert bounds._lower_by_function(P, mu, 0.25, rng.standard_normal(len(mu)), rng) <= exact
-    # On the lazy cycle the cosine is an eigenfunction, and E(t) >= lambda^t/2.
-    cosine = np.cos(2 * np.pi * np.arange(100) / 100)
-    slow = 0.5 + 0.5 * math.cos(2 * math.pi / 100)
-    found = bounds._lower_by_function(cycle(100), np.full(100, 0.01), 0.25, cosine, np.random.default_rng(0))
-    assert found == pytest.approx(math.log(0.5) / math.log(slow), abs=2)
+    assert mixing.mixing_time_bounds(kernel) == (exact, exact)
+    monkeypatch.setattr(mixing, "EXACT_STATES", 10)
+    lower, upper = mixing.mixing_time_bounds(kernel)
+    print(lower, exact, upper)
+    assert min(0.5 * exact, 2000) <= lower <= exact <= upper <= 4 * exact
 
 
 @pytest.mark.parametrize("n", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_up_to_a_hundred_thousand_states(n):
     P = random_sparse(n, 5, 0)
     started = time.process_time()  # of this process: others must not make it fail
-    found = mixing.mixing_time_bounds(P)
+    lower, upper = mixing.mixing_time_bounds(P)
     seconds = time.process_time() - started
-    print(f"{found} in {seconds:.1f} s")
+    print(f"{lower} to {upper} in {seconds:.1f} s")
     # log(n)/entropy of a step is about 11 steps: fewer cannot spread the mass.
-    assert 8 <= found.lower <= found.upper <= 25
-    assert mixing.tv_distance(P, int(found.upper), starts=np.arange(16)) <= 0.25
-    assert seconds < 10
-    with pytest.raises(ValueError, match=rf"{n} states is between {found.lower} and {found.upper:g}"):
-        mixing.mixing_time(P)
+    assert 8 <= lower <= upper <= 25
+    assert seconds < 20
+    rows = np.eye(16, n)
+    for _ in range(int(upper)):
+        rows = rows @ P
+    assert 0.5 * abs(rows - mixing.stationary(P)).sum(axis=1).max() <= 0.25
 
 
-def test_hundred_thousand_states_that_mix_slowly():
-    found = mixing.mixing_time_bounds(cycle(100_000))
-    relaxation = 1 / (0.5 - 0.5 * math.cos(2 * math.pi / 100_000))
-    assert found.lower == pytest.approx(relaxation * math.log(2), rel=1e-3)
-    assert relaxation * math.log(2) <= found.upper <= 10 * relaxation
+def test_a_large_chain_that_mixes_too_slowly_has_no_upper_end():
+    n = 5000
+    lower, upper = mixing.mixing_time_bounds(cycle(n))
+    relaxation = 1 / (0.5 - 0.5 * math.cos(2 * math.pi / n))
+    assert 100 <= lower <= relaxation * math.log(2)
+    assert upper == math.inf
 
 
 # ---- Chains that have no mixing time ----
@@ -348,7 +308,7 @@ def test_bernstein_covers_sums_along_a_chain():
     n = 100_000
     width = mixing.bernstein_half_width(n, float(mu @ f**2), float(abs(f).max()), t_mix, 0.1)
     cmdp = one_utility_cmdp(P)
-    sums = np.array([f[trajectory(cmdp, n, seed)[1:]].sum() for seed in range(100)])
+    sums = np.array([f[trajectory(cmdp, n, seed).s_next].sum() for seed in range(100)])
     assert np.mean(abs(sums) > width) <= 0.1
     assert width < n * abs(f).max()  # the bound says something
 
@@ -368,14 +328,14 @@ ESTIMATED = {
 def test_upper_bound_covers_the_mixing_time(name, n_logs):
     P, n = ESTIMATED[name]
     exact, cmdp = mixing.mixing_time(P), one_utility_cmdp(P)
-    found = [mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P)) for seed in range(n_logs)]
-    answered = [one for one in found if one.enough]
-    covered = sum(one.upper >= exact for one in answered)
+    found = [mixing.estimate_mixing_time(trajectory(cmdp, n, seed)) for seed in range(n_logs)]
+    answered = [estimate.upper for estimate in found if math.isfinite(estimate.upper)]
+    covered = sum(upper >= exact for upper in answered)
     print(f"{name}: exact {exact}, answered {len(answered)}/{n_logs}, covered {covered}, uppers {found[0].upper}")
     assert len(answered) >= 0.95 * n_logs  # long enough for an answer
     assert covered >= 0.95 * len(answered)
-    assert np.median([one.upper for one in answered]) <= 4 * exact
-    assert abs(np.median([one.estimate for one in found]) - exact) <= 1
+    assert np.median(answered) <= 4 * exact
+    assert abs(np.median([estimate.estimate for estimate in found]) - exact) <= 1
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
@@ -384,27 +344,24 @@ def test_short_trajectories_are_too_short(name):
     cmdp = one_utility_cmdp(P)
     for seed in range(20):
         for n in (2, 10, 200):
-            found = mixing.estimate_mixing_time(trajectory(cmdp, n, seed), len(P))
-            assert not found.enough
+            found = mixing.estimate_mixing_time(trajectory(cmdp, n, seed))
             assert found.upper == math.inf
             assert found.message.startswith("too short to tell")
 
 
 def test_slow_chain_asks_for_more_than_a_fast_one():
     fast, slow = two_states(0.4, 0.4), two_states(0.004, 0.004)
-    assert mixing.estimate_mixing_time(trajectory(one_utility_cmdp(fast), 20_000, 0), 2).enough
-    assert not mixing.estimate_mixing_time(trajectory(one_utility_cmdp(slow), 20_000, 0), 2).enough
+    assert math.isfinite(mixing.estimate_mixing_time(trajectory(one_utility_cmdp(fast), 20_000, 0)).upper)
+    assert mixing.estimate_mixing_time(trajectory(one_utility_cmdp(slow), 20_000, 0)).upper == math.inf
 
 
 def test_upper_bound_holds_for_every_kernel_within_the_radii():
     """The deterministic half of the proof: perturb the rows as far as the radius allows, and look."""
-    from dpdl.mixing.estimate import _upper
-
     rng = np.random.default_rng(5)
     for seed in range(20):
         Q = 0.4 * np.eye(4) + 0.6 * random_dense(4, seed, evenness=1.0)
         for radius in (0.005, 0.02, 0.05):
-            upper = _upper(Q, radius)
+            upper = mixing._upper(Q, radius)
             for _ in range(10):
                 other = random_dense(4, int(rng.integers(2**30)), evenness=0.2)
                 step = radius / abs(other - Q).sum(axis=1, keepdims=True)
@@ -416,29 +373,23 @@ def test_row_radii_cover_rows_of_a_multinomial():
     rng = np.random.default_rng(0)
     p = np.array([0.5, 0.3, 0.15, 0.05])
     drawn = rng.multinomial(400, p, size=4000) / 400
-    radius = row_radii(np.full(4, 400.0), 0.05)[0]
+    radius = mixing._row_radii(np.full(4, 400.0), 0.05)[0]
     assert np.mean(abs(drawn - p).sum(axis=1) > radius) <= 0.05
-    assert row_radii(np.array([0.0, 1.0, 1e4]), 0.05).round(4).tolist() == [2.0, 2.0, 0.0701]
+    assert mixing._row_radii(np.array([0.0, 1.0, 1e4]), 0.05).round(4).tolist() == [2.0, 2.0, 0.0701]
 
 
 def test_state_never_left_is_named():
-    found = mixing.estimate_mixing_time(np.tile([0, 1], 5000), 3)
+    found = mixing.estimate_mixing_time(walk(np.tile([0, 1], 5000), 3))
     assert found.message == "too short to tell: no transition from state 2 was seen"
 
 
 def test_periodic_data_gives_no_bound():
-    assert not mixing.estimate_mixing_time(np.tile([0, 1], 100_000), 2).enough
+    assert mixing.estimate_mixing_time(walk(np.tile([0, 1], 100_000), 2)).upper == math.inf
 
 
-def test_estimate_from_a_log():
-    cmdp = garnet(4, 2, 1, branching=4, rng=0)
-    log = cmdp.rollout(50_000, np.full((4, 2), 0.5), rng=0)
-    states = np.append(log.s, log.s_next[-1])
-    assert mixing.estimate_mixing_time(log) == mixing.estimate_mixing_time(states, 4)
-    with pytest.raises(ValueError, match="n_states = 5 must be that of the Dataset, 4"):
-        mixing.estimate_mixing_time(log, 5)
+def test_independent_transitions_are_no_trajectory():
     shuffled = Dataset([0, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], np.zeros((3, 0)), n_states=2, n_actions=1)
-    with pytest.raises(ValueError, match="is a Dataset of independent transitions, not of trajectories"):
+    with pytest.raises(ValueError, match="log holds independent transitions, not trajectories"):
         mixing.estimate_mixing_time(shuffled)
 
 
@@ -446,13 +397,13 @@ def test_the_end_of_one_trajectory_and_the_beginning_of_the_next_are_no_transiti
     """Two trajectories, one in states 0 and 1, the other in 2 and 3: joined, there would be a way from 1 to 2."""
     walks = [([a, b, a, b], [0] * 3, [0.0] * 3, np.zeros((3, 0))) for a, b in ((0, 1), (2, 3))]
     log = logs.from_trajectories(walks, n_states=4, n_actions=1)
-    joined = mixing.estimate_mixing_time([0, 1, 0, 1, 2, 3, 2, 3], 4)
+    joined = mixing.estimate_mixing_time(walk([0, 1, 0, 1, 2, 3, 2, 3], 4))
     assert mixing.estimate_mixing_time(log).estimate != joined.estimate
 
 
 def test_too_many_states_to_estimate():
-    found = mixing.estimate_mixing_time([0, 1, 2], 10**6)
-    assert (found.estimate, found.upper, found.enough) == (None, math.inf, False)
+    found = mixing.estimate_mixing_time(walk([0, 1, 2], 10**6))
+    assert (found.estimate, found.upper) == (None, math.inf)
     assert "too many states: 1000000" in found.message
 
 
@@ -465,7 +416,7 @@ GOOD = [[0.5, 0.5], [0.25, 0.75]]
 def test_bad_kernels(make):
     with pytest.raises(ValueError, match=r"kernel\[1\] must sum to 1, got 0.9"):
         mixing.stationary(make([[0.5, 0.5], [0.5, 0.4]]))
-    with pytest.raises(ValueError, match=r"kernel\[0, 1\] = -0.5 must be >= 0"):
+    with pytest.raises(ValueError, match=r"kernel\[0, 1\] = -0.5 must be finite and >= 0"):
         mixing.stationary(make([[1.5, -0.5], [0.5, 0.5]]))
     with pytest.raises(ValueError, match=r"kernel\[1, 0\] = nan must be finite"):
         mixing.stationary(make([[0.5, 0.5], [np.nan, 0.5]]))
@@ -478,16 +429,9 @@ def test_bad_kernels(make):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: mixing.tv_distance(GOOD, -1), ValueError, "t = -1 must be between 0"),
-        (lambda: mixing.tv_distance(GOOD, [1, -2]), ValueError, r"t\[1\] = -2 must be between 0"),
-        (lambda: mixing.tv_distance(GOOD, 1.5), ValueError, r"t = 1.5 must be a whole number"),
-        (lambda: mixing.tv_distance(GOOD, 1, starts=[2]), ValueError, r"starts\[0\] = 2 must be between 0 and 1"),
-        (lambda: mixing.tv_distance(GOOD, 1, starts=[]), ValueError, "starts is empty"),
-        (lambda: mixing.mixing_time(GOOD, 9.9e-10), ValueError, "threshold must be >= 1e-09 and < 1, got 9.9e-10"),
-        (lambda: mixing.mixing_time(GOOD, method="fast"), ValueError, "method must be one of 'auto', 'exact'"),
-        (lambda: mixing.mixing_time_bounds(GOOD, 1), ValueError, "threshold must be >= 1e-09 and < 1, got 1.0"),
+        (lambda: mixing.tv_distance(GOOD, -1), ValueError, "t must be between 0"),
+        (lambda: mixing.tv_distance(GOOD, 1.5), ValueError, "t must be a whole number"),
         (lambda: mixing.mixing_time_bounds(GOOD, rng="a"), TypeError, "rng must be"),
-        (lambda: mixing.pseudo_spectral_gap(GOOD, 0), ValueError, "max_power must be between 1"),
         (lambda: mixing.behaviour_kernel(GOOD, [[1.0]]), TypeError, "cmdp must be a CMDP, got list"),
         (lambda: mixing.pair_kernel(one_utility_cmdp(np.eye(2)), [[1], [0.5]]), ValueError, r"policy\[1\] must sum"),
         (lambda: mixing.bernstein_half_width(0, 1, 1, 1, 0.1), ValueError, "n must be between 1"),
@@ -500,11 +444,8 @@ def test_bad_kernels(make):
         (lambda: mixing.bernstein_half_width(1, 0, -1, 1, 0.1), ValueError, "bound must be >= 0, got -1.0"),
         (lambda: mixing.bernstein_half_width(1, 1, 1, 0.5, 0.1), ValueError, "mixing_time must be >= 1, got 0.5"),
         (lambda: mixing.bernstein_half_width(1, 1, 1, 1, 1), ValueError, "delta must be > 0 and < 1, got 1.0"),
-        (lambda: mixing.estimate_mixing_time([0, 1]), TypeError, "n_states must be given"),
-        (lambda: mixing.estimate_mixing_time([0, 3], 3), ValueError, r"states\[1\] = 3 must be between 0 and 2"),
-        (lambda: mixing.estimate_mixing_time([0], 3), ValueError, "at least two states, got 1"),
-        (lambda: mixing.estimate_mixing_time([0, 1], 0), ValueError, "n_states must be between 1"),
-        (lambda: mixing.estimate_mixing_time([0, 1], 2, delta=0), ValueError, "delta must be > 0 and < 1, got 0.0"),
+        (lambda: mixing.estimate_mixing_time([0, 1]), TypeError, "log must be a Dataset, got list"),
+        (lambda: mixing.estimate_mixing_time(walk([0, 1], 2), 0), ValueError, "delta must be > 0 and < 1, got 0.0"),
     ],
 )
 def test_bad_arguments(call, error, message):
@@ -519,7 +460,7 @@ def test_a_mixing_time_that_rounding_hides_is_an_error_and_not_an_endless_search
     P = np.block([[half, np.full((2, 2), 0.0)], [np.full((2, 2), 0.0), half]])
     P[0, 2], P[2, 0] = p, 3 * p
     try:
-        found = mixing.mixing_time(P, 1e-9)
+        found = mixing.mixing_time(P)
     except ValueError as error:
         assert "rounding hides when it mixes" in str(error)  # noqa: PT017
     else:  # E(t) is about (1 - p/...)^t/2, so that it takes some 10^17 steps

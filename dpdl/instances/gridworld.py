@@ -113,7 +113,7 @@ class GridWorld:
         >>> round(found.optimal_value, 3), round(found.concentrability, 1), round(found.slater, 2)
         (0.987, 5.8, 0.15)
         """
-        from dpdl.mixing import measures as mixing
+        from dpdl import mixing
 
         kernel = mixing.pair_kernel(self.cmdp, self.behaviour(hasty, careful))
         return Instance.of(self.cmdp, mixing.stationary(kernel).reshape(self.cmdp.r.shape))

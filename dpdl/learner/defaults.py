@@ -20,7 +20,7 @@ import numpy as np
 
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.mixing.estimate import estimate_mixing_time
+from dpdl.mixing import estimate_mixing_time
 from dpdl.models.plug_in import plug_in
 from dpdl.models.solution import Solution
 from dpdl.settings import ESTIMATE, Settings
@@ -98,7 +98,7 @@ def mixing_time_bound(log: Dataset, delta: float) -> float:
     if log.kind == "independent":
         raise ValueError("mixing_time cannot be estimated: the log holds independent transitions; see its starts")
     found = estimate_mixing_time(log, delta=delta)
-    if not found.enough:
+    if not np.isfinite(found.upper):
         raise ValueError(f"mixing_time cannot be estimated: {found.message}; give a bound")
     return max(1.0, found.upper)
 

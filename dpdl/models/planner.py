@@ -198,10 +198,6 @@ class Planner:
         self._planner.slater(accuracy)
         return self._planner.finish("limit")
 
-    def add(self, policy: NDArray[np.int32]) -> None:
-        """Evaluate a deterministic policy, a row for each state, and keep it as a column."""
-        self._planner.columns.append(self._planner.evaluated(policy, self._planner.tol * 0.1))
-
 
 def _mask(allowed: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     if allowed is None:

@@ -103,16 +103,23 @@ class Proposer:
         for _ in range(2):
             trial = self.predicted(self._plan(trial, 1.0, None))
         margin = self.parts[0] * self.widths(trial)
+        proposed = False
         for part in self.parts:
+            before = np.inf
             for _ in range(ROUNDS):
                 policy = self._plan(trial, part, task.limits - margin)
                 trial = self.predicted(policy)
                 width = self.widths(trial)
                 excess = trial.estimate[1:] + part * width - task.limits
                 margin = margin + excess
-                if (excess <= CLOSE * width).all():
+                kept, worst = bool((excess <= CLOSE * width).all()), float((excess / task.scale).max())
+                if kept or worst > 0.9 * before:  # or no policy keeps so much
                     break
-            yield Proposal(policy, part)
+                before = worst
+            # What does not keep its part on the rows that chose it is not worth a test, unless there is nothing else.
+            if kept or (part == self.parts[-1] and not proposed):
+                proposed = True
+                yield Proposal(policy, part)
 
     def predicted(self, policy: Array) -> Trial:
         """What the test of a policy on other rows is expected to be like."""

@@ -168,7 +168,6 @@ class Half:
     def histories(self, signal: int) -> Iterator[tuple[str, Array]]:
         """Yield what happened before each row of this half, by name."""
         every = self.residuals(signal, slice(None))
-        every /= max(float(abs(every).max()), 1e-300)
         yield "previous residual", np.where(self.time > 0, every[self.mine - 1], 0.0)
         total = np.cumsum(every) - every
         yield "episode so far", (total[self.mine] - total[self.begin]) / (self.time + _PRIOR_ROWS)

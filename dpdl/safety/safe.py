@@ -104,7 +104,7 @@ def safe_policy(
     return search.answer()
 
 
-class Tested(NamedTuple):
+class Outcome(NamedTuple):
     """Proposals of both halves, their test, and whether every limit is shown to be kept."""
 
     trial: Trial
@@ -121,7 +121,7 @@ class Search:
     parts: Sequence[float] = PARTS
 
     def __post_init__(self) -> None:
-        self.tested: list[Tested] = []
+        self.tested: list[Outcome] = []
         self.stopped: str | None = None
         self.setting = SETTING if len(self.task.cells.pairs) <= PROGRAM_OPTIONS else SETTING_OF_LARGE
 
@@ -147,7 +147,7 @@ class Search:
             for one, other in zip(*(proposer.run() for proposer in self.proposers), strict=False):
                 trial = Trial((first, second), (other.policy, one.policy), self.task.cost_max, whole)
                 passed = all(keeps(self.task, trial, i) for i in range(len(self.task.limits)))
-                self.tested.append(Tested(trial, one.part, passed))
+                self.tested.append(Outcome(trial, one.part, passed))
                 if not passed:
                     return
                 if line.is_due():
@@ -160,7 +160,7 @@ class Search:
             self.stopped = "interrupted before every proposal was tested"
 
     @property
-    def passed(self) -> list[Tested]:
+    def passed(self) -> list[Outcome]:
         """What passed."""
         return [tested for tested in self.tested if tested.passed]
 
@@ -185,7 +185,7 @@ class Search:
             self.stopped = "time ran out before every proposal was tested"
             return self._stopped()
 
-    def _certified(self, best: Tested) -> Answer:
+    def _certified(self, best: Outcome) -> Answer:
         """Return the policy with its certificate."""
         table = self._table(best.trial.policies)
         certificate = make_certificate(self.task, best.trial, table, chosen_here=True)

@@ -55,6 +55,12 @@ class Task:
         """The level of one constraint, so that all hold together with probability 1 - delta."""
         return self.delta / max(1, len(self.limits))
 
+    @property
+    def scale(self) -> Array:
+        """Sizes of the limits, or else of the costs, to compare excesses by, (I,)."""
+        size = np.maximum(abs(self.limits), abs(self.cells.values[:, 1:]).max(axis=0, initial=0.0))
+        return np.where(size > 0, size, 1.0)
+
     def shown(self, i: int, total: float) -> float:
         """Convert a discounted total of loss `i` (0: minus the reward) to what the caller reads."""
         if i == 0:
