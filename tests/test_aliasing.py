@@ -287,7 +287,6 @@ MADE = {
     ),
     "Reference": lambda **given: Reference(**given, n_samples=9, floor=0.1, **SIZES),
     "Point.of": lambda **given: Point.of(**given),
-    "Instance.of": lambda mu: [instances.Instance.of(model(), mu).mu],
 }
 
 

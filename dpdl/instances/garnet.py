@@ -8,7 +8,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from dpdl import _validation as check
-from dpdl.instances.instance import Instance
 from dpdl.models.cmdp import CMDP
 
 
@@ -73,34 +72,6 @@ def garnet(
     largest = abs(centred).max(axis=(1, 2), keepdims=True)
     u = slater + centred * ((1 - slater) / np.where(largest > 0, largest, 1))
     return CMDP(P, reward, np.clip(u, -1, 1), gamma, rho0)  # clips roundings only
-
-
-def garnet_instance(n_states: int, n_actions: int, evenness: float = 1.0, rng: Any = None, **options: Any) -> Instance:
-    """Draw a `garnet` and its data distribution, with the answers computed.
-
-    Parameters
-    ----------
-    n_states, n_actions : int
-        Sizes.
-    evenness : float
-        The distribution of the data is drawn from the symmetric Dirichlet distribution with this parameter: the larger,
-        the more even, and the smaller C*.
-    rng : None, int or numpy.random.Generator
-        Source of randomness.
-    **options
-        As for `garnet`.
-
-    Examples
-    --------
-    >>> found = garnet_instance(5, 3, gamma=0.5, rng=0)
-    >>> found.concentrability > 1, round(found.cmdp.evaluate(found.optimal_policy).reward - found.optimal_value, 9)
-    (True, 0.0)
-    """
-    evenness = check.real("evenness", evenness, above=0)
-    rng = check.generator(rng)
-    cmdp = garnet(n_states, n_actions, rng=rng, **options)
-    shares = rng.gamma(evenness, size=cmdp.r.shape) + np.finfo(float).tiny
-    return Instance.of(cmdp, shares / shares.sum())
 
 
 def _random_transitions(n_states: int, n_actions: int, branching: int, rng: np.random.Generator) -> sp.csr_array:

@@ -9,16 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl._validation import Array
-from dpdl.instances.instance import Instance
 from dpdl.models.cmdp import CMDP
 
 _MAP = (
-    ".........",
-    "..#####..",
-    ".~~~~~~~.",
-    "..#####..",
-    "S.^^^^^.G",
-    "..^^^^^..",
+    "·········",
+    "··#####··",
+    "·~~~~~~~·",
+    "··#####··",
+    "S·^^^^^·G",
+    "··^^^^^··",
 )
 _MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: a turn is one place further
 
@@ -30,35 +29,20 @@ class GridWorld:
     Attributes
     ----------
     cmdp : CMDP
-        One state per cell that is no wall, row by row; utility 0 is the budget of fire, utility 1 that of mud.
-    n_rows, n_columns : int
-        Size of the map.
-    walls, hazards, mud : ndarray of bool, shape (n_rows, n_columns)
-        The map.
+        One state per cell that is no wall, row by row; utility 0 is the budget of fire, utility 1 that of mud. The
+        actions are up, right, down and left.
+    kinds : ndarray of str, shape (S,)
+        Fire ``^``, mud ``~``, start ``S``, goal ``G``, anything else ``·``.
     cells : ndarray of int, shape (S, 2)
         Row and column of each state.
-    start, goal : int
-        States.
-    action_names : tuple of str
-        Names of the actions.
-    arrows : tuple of str
-        One character for each action.
     """
 
     cmdp: CMDP
-    n_rows: int
-    n_columns: int
-    walls: NDArray[np.bool_]
-    hazards: NDArray[np.bool_]
-    mud: NDArray[np.bool_]
+    kinds: NDArray[np.str_]
     cells: NDArray[np.int64]
-    start: int
-    goal: int
-    action_names: tuple[str, ...] = ("up", "right", "down", "left")
-    arrows: tuple[str, ...] = ("↑", "→", "↓", "←")
 
     def __str__(self) -> str:
-        return "\n".join("".join(row) for row in self._characters())
+        return self._drawn(self.kinds)
 
     def picture(self, policy: ArrayLike) -> str:
         """Draw the likeliest action of each cell: ``·`` where several are, ``#`` for walls, ``S`` and ``G``.
@@ -75,12 +59,9 @@ class GridWorld:
         ↑·←←→→→·↑
         """
         probabilities = check.policy_array("policy", policy, self.cmdp.n_states, self.cmdp.n_actions)
-        characters = self._characters()
-        for state, (row, column) in enumerate(self.cells):
-            likeliest = np.flatnonzero(probabilities[state] >= probabilities[state].max() - 1e-9)
-            if state not in (self.start, self.goal):
-                characters[row][column] = self.arrows[likeliest[0]] if len(likeliest) == 1 else "·"
-        return "\n".join("".join(row) for row in characters)
+        likely = probabilities >= probabilities.max(axis=1, keepdims=True) - 1e-9
+        arrows = np.where(likely.sum(axis=1) == 1, np.array(list("↑→↓←"))[likely.argmax(axis=1)], "·")
+        return self._drawn(np.where(np.isin(self.kinds, ["S", "G"]), self.kinds, arrows))
 
     def behaviour(self, hasty: float = 0.4, careful: float = 0.4) -> Array:
         """Return the behaviour policy, a mixture of two shortest-path policies and the uniform one.
@@ -98,43 +79,27 @@ class GridWorld:
         """
         hasty = check.real("hasty", hasty, at_least=0, at_most=1)
         careful = check.real("careful", careful, at_least=0, at_most=1 - hasty)
-        rationed = (self.hazards | self.mud)[tuple(self.cells.T)]
+        rationed = np.isin(self.kinds, ["^", "~"])
         policy = np.full((self.cmdp.n_states, self.cmdp.n_actions), (1 - hasty - careful) / self.cmdp.n_actions)
         policy += hasty * self._homing(np.ones(self.cmdp.n_states))
         policy += careful * self._homing(np.where(rationed, 100.0, 1.0))
         return policy
 
-    def instance(self, hasty: float = 0.4, careful: float = 0.4) -> Instance:
-        """Return the problem with the long-run distribution of the log that `behaviour` makes, and its answers.
-
-        Examples
-        --------
-        >>> found = hazard_gridworld().instance()
-        >>> round(found.optimal_value, 3), round(found.concentrability, 1), round(found.slater, 2)
-        (0.987, 5.8, 0.15)
-        """
-        from dpdl import mixing
-
-        kernel = mixing.pair_kernel(self.cmdp, self.behaviour(hasty, careful))
-        return Instance.of(self.cmdp, mixing.stationary(kernel).reshape(self.cmdp.r.shape))
-
     def _homing(self, cost: Array) -> Array:
         """Return the policy that divides itself evenly among the actions that begin a cheapest way to the goal."""
-        neighbour = _neighbours(self.walls, self.cells)
-        distance = np.where(np.arange(len(cost)) == self.goal, 0.0, np.inf)
+        neighbour = _neighbours(self.cells)
+        distance = np.where(self.kinds == "G", 0.0, np.inf)
         for _ in range(len(cost)):
             onward = cost[neighbour] + distance[neighbour]
             distance = np.minimum(distance, onward.min(axis=1))
         best = onward == onward.min(axis=1, keepdims=True)
         return best / best.sum(axis=1, keepdims=True)
 
-    def _characters(self) -> list[list[str]]:
-        characters = np.full((self.n_rows, self.n_columns), "·")
-        for mask, character in ((self.walls, "#"), (self.hazards, "^"), (self.mud, "~")):
-            characters[mask] = character
-        for state, character in ((self.start, "S"), (self.goal, "G")):
-            characters[tuple(self.cells[state])] = character
-        return [list(map(str, row)) for row in characters]
+    def _drawn(self, characters: NDArray[np.str_]) -> str:
+        """Draw a character for each state among the walls."""
+        picture = np.full(self.cells.max(axis=0) + 1, "#")
+        picture[tuple(self.cells.T)] = characters
+        return "\n".join(map("".join, picture))
 
 
 def hazard_gridworld(
@@ -180,39 +145,23 @@ def hazard_gridworld(
     characters = np.array([list(row) for row in _MAP])
     cells = np.argwhere(characters != "#")
     kinds = characters[tuple(cells.T)]
-    start, goal = (int(np.flatnonzero(kinds == mark)[0]) for mark in "SG")
     n_states, n_actions = len(cells), len(_MOVES)
-    neighbour = _neighbours(characters == "#", cells)
+    neighbour = _neighbours(cells)
     P = np.zeros((n_states, n_actions, n_states))
     for action in range(n_actions):
         for turn, probability in ((0, 1 - slip), (1, slip / 2), (-1, slip / 2)):
             P[np.arange(n_states), action, neighbour[:, (action + turn) % n_actions]] += probability
-    P[goal] = np.arange(n_states) == start
+    P[kinds == "G"] = rho0 = np.where(kinds == "S", 1.0, 0.0)
     reward = np.where(kinds == "G", 1.0, 0.0)
     u = np.array([budget - (kinds == kind) for budget, kind in zip(budgets, "^~", strict=True)])
-    return GridWorld(
-        cmdp=CMDP(
-            P,
-            np.repeat(reward[:, None], n_actions, axis=1),
-            np.repeat(u[:, :, None], n_actions, axis=2),
-            gamma,
-            rho0=np.eye(n_states)[start],
-        ),
-        n_rows=len(_MAP),
-        n_columns=len(_MAP[0]),
-        walls=check.frozen(characters == "#"),
-        hazards=check.frozen(characters == "^"),
-        mud=check.frozen(characters == "~"),
-        cells=check.frozen(cells),
-        start=start,
-        goal=goal,
-    )
+    r, u = (np.repeat(values[..., None], n_actions, axis=-1) for values in (reward, u))
+    return GridWorld(CMDP(P, r, u, gamma, rho0), check.frozen(kinds), check.frozen(cells))
 
 
-def _neighbours(walls: NDArray[np.bool_], cells: NDArray[np.int64]) -> NDArray[np.int64]:
+def _neighbours(cells: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the (S, 4) states to which the moves lead; into a wall or off the map they lead nowhere."""
-    state = np.full((walls.shape[0] + 2, walls.shape[1] + 2), -1)  # the map with a wall around it
-    state[1:-1, 1:-1][tuple(cells.T)] = np.arange(len(cells))
+    state = np.full(cells.max(axis=0) + 3, -1)  # the map with a wall around it
+    state[tuple(cells.T + 1)] = np.arange(len(cells))
     beyond = cells[:, None, :] + np.array(_MOVES) + 1
     reached = state[beyond[..., 0], beyond[..., 1]]
     return np.where(reached >= 0, reached, np.arange(len(cells))[:, None])

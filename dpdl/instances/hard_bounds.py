@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
-from dpdl import theory
 from dpdl._validation import Array
 
 
@@ -70,62 +69,33 @@ def hardest_varpi(
 
 
 def suboptimality_bound(
-    n_samples: ArrayLike,
-    n_blocks: int,
-    n_actions: int,
-    n_utilities: int,
-    concentrability: float,
-    gamma: float,
-    constant: float | None = None,
+    n_samples: ArrayLike, n_blocks: int, n_actions: int, n_utilities: int, concentrability: float, gamma: float
 ) -> Array:
     """Return what a learner that is always safe loses at least, on average, for some theta (Theorem 5.1).
 
-    Parameters
-    ----------
-    n_samples : array_like
-        N, one or many.
-    n_blocks, n_actions, n_utilities, concentrability, gamma
-        As for `lower_bound`.
-    constant : float, optional
-        If given, the result is the rate in the theorem, min(1/(1-gamma), sqrt(min(SA, S+I) C/((1-gamma)^3 N))), times
-        this. The paper proves the rate for some universal constant that it does not state; its figures make it less
-        than 3e-5 at the worst sizes.
-
-    Returns
-    -------
-    ndarray, with the shape of n_samples
-
-    Notes
-    -----
-    Without `constant`, it is the bound in the proof, v/(2(1-gamma)) (varpi_c/192 + varpi_u/24) with varpi from
-    `hardest_varpi`, and v varpi_c/(192 (1-gamma)) without unconstrained blocks. It bounds the mean of the loss
-    L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, with or without the brackets. So a learner that may be unsafe
-    has a mean suboptimality of at least half of it, or a mean violation of at least v/(768 gamma).
+    The arguments are N, one or many, and those of `lower_bound`. The result is the bound in the proof,
+    v/(2(1-gamma)) (varpi_c/192 + varpi_u/24) with varpi from `hardest_varpi`, and v varpi_c/(192 (1-gamma)) without
+    unconstrained blocks. It bounds the mean of the loss L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, with or
+    without the brackets. So a learner that may be unsafe has a mean suboptimality of at least half of it, or a mean
+    violation of at least v/(768 gamma).
 
     Examples
     --------
     >>> float(suboptimality_bound(1e6, 20, 5, 16, concentrability=5, gamma=0.9).round(6))
     0.000514
-    >>> float(suboptimality_bound(1e6, 20, 5, 16, concentrability=5, gamma=0.9, constant=1.0).round(6))
-    0.424264
     """
     k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
     C, gamma = checked_constants(concentrability, gamma)
-    if constant is not None:
-        return _rate(n_samples, theory.sparsity(n_blocks, n_actions, n_utilities) * C, gamma, constant)
     bound = hardest_varpi(n_samples, n_c * k, C, gamma) / 192
     if n_u:
         bound = (bound + hardest_varpi(n_samples, n_u, C, gamma) / 24) / 2
     return visits(gamma)[2] / (1 - gamma) * bound
 
 
-def violation_bound(
-    n_samples: ArrayLike, n_blocks: int, concentrability: float, gamma: float, constant: float | None = None
-) -> Array:
+def violation_bound(n_samples: ArrayLike, n_blocks: int, concentrability: float, gamma: float) -> Array:
     """Return what any learner violates at least, on average, for some theta of `no_slater` (Theorem 5.2).
 
-    Arguments and result are like those of `suboptimality_bound`. The rate in the theorem is
-    min(1/(1-gamma), sqrt(S C/((1-gamma)^3 N))), the bound in the proof v varpi/(24 (1-gamma)).
+    The arguments are like those of `suboptimality_bound`; the bound in the proof is v varpi/(24 (1-gamma)).
 
     Examples
     --------
@@ -134,8 +104,6 @@ def violation_bound(
     """
     n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
     C, gamma = checked_constants(concentrability, gamma)
-    if constant is not None:
-        return _rate(n_samples, n_blocks * C, gamma, constant)
     return visits(gamma)[2] / (24 * (1 - gamma)) * hardest_varpi(n_samples, n_blocks, C, gamma, "no_slater")
 
 
@@ -148,10 +116,3 @@ def checked_constants(concentrability: float, gamma: float) -> tuple[float, floa
     """Check the ranges of C and gamma that both theorems assume."""
     C = check.real("concentrability", concentrability, at_least=2)
     return C, check.real("gamma", gamma, at_least=0.5, below=1)
-
-
-def _rate(n_samples: ArrayLike, size: float, gamma: float, constant: float) -> Array:
-    """Return constant min(1/(1-gamma), sqrt(size/((1-gamma)^3 N)))."""
-    N = check.numbers_array("n_samples", n_samples, at_least=1)
-    constant = check.real("constant", constant, above=0)
-    return constant * np.minimum(1 / (1 - gamma), np.sqrt(size / ((1 - gamma) ** 3 * N)))
