@@ -181,7 +181,9 @@ def test_the_remark_keeps_the_lemma_up_to_the_limit_on_varpi(factor):
     gamma, n = 0.9, 4
     limit = 0.8 * (1 - gamma) / (gamma * n)
     hard = instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=limit, repaired=True)
-    hard = dataclasses.replace(hard, varpi_c=factor * limit, optimal_value=factor * hard.optimal_value)
+    plain = instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=factor * limit)
+    model = CMDP(plain.cmdp.P, hard.cmdp.r, hard.cmdp.u, gamma, hard.cmdp.rho0)
+    hard = dataclasses.replace(hard, cmdp=model, varpi_c=factor * limit, optimal_value=plain.optimal_value)
     v0, v1, _ = visits(gamma)
     policy, taken = hard.optimal_policy.copy(), 1e-3
     policy[:-1:4, :2] = 1 - taken, taken

@@ -21,7 +21,6 @@ leads to, and so pi(b_i) at 0 in a block of minus signs.)
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +37,7 @@ Signs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class HardInstance(ABC):
+class HardInstance:
     """A CMDP with its data distribution and the answers, by formula: the base of the two families.
 
     The model's last state is the null state s_{-1}, which only the data visits. C* is exact: every policy visits s_0 as
@@ -56,6 +55,8 @@ class HardInstance(ABC):
         The best safe policy.
     optimal_value : float
         Its reward J*.
+    visits : ndarray, shape (S,)
+        How often a state is visited, whatever the policy; zero for s_plus and s_minus, which depend on it.
     """
 
     cmdp: CMDP
@@ -64,10 +65,18 @@ class HardInstance(ABC):
     slater: float
     optimal_policy: Array = field(repr=False)
     optimal_value: float
+    visits: Array = field(repr=False)
 
-    @abstractmethod
     def occupancy(self, policy: ArrayLike) -> Array:
-        """Return the (S, A) discounted occupancy of a policy, by formula."""
+        """Return the (S, A) discounted occupancy of a policy, by formula.
+
+        An arrival in s_plus or s_minus, where the chain stays with probability 2 - 1/gamma, is worth
+        gamma/(2 (1-gamma)) visits.
+        """
+        pi = check.policy_array("policy", policy, self.cmdp.n_states, self.cmdp.n_actions)
+        arrivals = (self.visits[:, None] * pi).ravel() @ self.cmdp.P
+        gamma = self.cmdp.gamma
+        return np.where(self.visits > 0, self.visits, gamma / (2 * (1 - gamma)) * arrivals)[:, None] * pi
 
     def reward(self, policy: ArrayLike) -> float:
         """Return the reward J of a policy."""
@@ -80,9 +89,6 @@ class HardInstance(ABC):
     def violation(self, policy: ArrayLike) -> float:
         """Return the sum of the utilities' negative parts."""
         return float(np.maximum(-self.utilities(policy), 0).sum())
-
-    def _checked(self, policy: ArrayLike) -> Array:
-        return check.policy_array("policy", policy, self.cmdp.n_states, self.cmdp.n_actions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +107,6 @@ class BlockInstance(HardInstance):
         The hidden signs, each -1 or 1.
     varpi_c, varpi_u : float
         How much they matter, in (0, 1/2]; varpi_u is 0 if there are no unconstrained blocks.
-    repaired : bool
-        Whether it is the variant of Remark F.4.
 
     Examples
     --------
@@ -122,16 +126,6 @@ class BlockInstance(HardInstance):
     theta_u: Signs
     varpi_c: float
     varpi_u: float
-    repaired: bool
-
-    def occupancy(self, policy: ArrayLike) -> Array:
-        """Return the (S, A) discounted occupancy of a policy, by formula."""
-        pi = self._checked(policy)
-        v0, v1, v = visits(self.cmdp.gamma)
-        rho, gain, scale = self._rho, self._gain(pi), 1 - self.cmdp.gamma
-        ends = rho * v / scale * (1 + gain) / 2, rho * v / scale * (1 - gain) / 2
-        states = np.column_stack([rho * v0 / scale, rho * v1, *ends])
-        return np.append(states, 0.0)[:, None] * pi
 
     def loss(self, policy: ArrayLike) -> float:
         """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (Lemma F.1)."""
@@ -140,25 +134,12 @@ class BlockInstance(HardInstance):
 
     def loss_floor(self, policy: ArrayLike) -> float:
         """Return what L(pi; theta) is at least, in terms of the errors in theta (Lemma F.1)."""
-        a, _, a_u = self._arms(self._checked(policy))
-        wrong_c = abs(4 * a.shape[1] * a - (self.theta_c + 1) / 2).mean() / 8 * self.varpi_c
+        (n, k), deciding = self.theta_c.shape, np.asarray(policy)[1:-1:4]
+        a, a_u = deciding[:n, :k], deciding[n:, 0]
+        wrong_c = abs(4 * k * a - (self.theta_c + 1) / 2).mean() / 8 * self.varpi_c
         wrong_u = abs(a_u - (self.theta_u + 1) / 2).mean() * self.varpi_u if a_u.size else 0.0
         share = 0.5 if a_u.size else 1.0
         return float(share * visits(self.cmdp.gamma)[2] / (1 - self.cmdp.gamma) * (wrong_c + wrong_u))
-
-    @property
-    def _rho(self) -> Array:
-        return weights(len(self.theta_c), len(self.theta_u))
-
-    def _arms(self, pi: Array) -> tuple[Array, Array, Array]:
-        """Return pi(a_i | s_1) and pi(b_i | s_1) of the constrained blocks, and pi(a | s_1) of the others."""
-        (n, k), deciding = self.theta_c.shape, pi[1:-1:4]
-        return deciding[:n, :k], deciding[:n, k : 2 * k], deciding[n:, 0]
-
-    def _gain(self, pi: Array) -> Array:
-        """Return varpi r_j: how much likelier s_plus is than s_minus, in each block."""
-        a, b, a_u = self._arms(pi)
-        return np.append(self.varpi_c * (self.theta_c * a - b / 2).sum(axis=1), self.varpi_u * self.theta_u * a_u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,19 +168,6 @@ class NoSlaterInstance(HardInstance):
 
     theta: Signs
     varpi: float
-
-    def occupancy(self, policy: ArrayLike) -> Array:
-        """Return the (S + 4, 2) discounted occupancy of a policy, by formula."""
-        pi = self._checked(policy)
-        v0, v1, v = visits(self.cmdp.gamma)
-        n, ends, tilt = len(self.theta), v / (1 - self.cmdp.gamma) / 2, self.varpi * self._mistakes(pi)
-        middle = [ends * (1 - tilt), ends * (1 + tilt)]
-        return np.concatenate([[v0 / (1 - self.cmdp.gamma)], middle, np.full(n, v1 / n), [0.0]])[:, None] * pi
-
-    def _mistakes(self, pi: Array) -> float:
-        """Return the mean probability of the wrong action (r-bar in the paper)."""
-        wrong = pi[np.arange(3, 3 + len(self.theta)), 1 - self.theta]
-        return float(wrong.mean())
 
 
 def lower_bound(
@@ -265,7 +233,9 @@ def lower_bound(
     varpi_u = _varpi("varpi_u", varpi_u, 0.5, rng) if n_u else 0.0
 
     v0, v1, v = visits(gamma)
-    n, n_actions, rho = n_c + n_u, 2 * k + 1, weights(n_c, n_u)
+    n, n_actions = n_c + n_u, 2 * k + 1
+    share = 0.5 if n_u else 1.0  # of the first states, in constrained blocks
+    rho = np.repeat([share / n_c, (1 - share) / max(n_u, 1)], [n_c, n_u])
     good = np.full((n, n_actions), 0.5)  # P(s_plus | s_1, action)
     good[:n_c, :k] = (1 + varpi_c * theta_c) / 2
     good[:n_c, k : 2 * k] = (1 - varpi_c / 2) / 2
@@ -311,7 +281,7 @@ def lower_bound(
     value = rho[0] * varpi_c * (theta_c == 1).sum() / (8 * k) + rho[-1] * varpi_u * (theta_u == 1).sum()
     slater = (1 - gamma) * rho[0] * v1 / (8 * k)  # pi(a_i) = 0 and pi(b_i) = 1/(8K); with e' throughout, (1-v0)/(8K)
     return BlockInstance(
-        cmdp=CMDP(P, r, u.reshape(-1, *r.shape), gamma, np.append(np.column_stack([rho, np.zeros((n, 3))]), 0.0)),
+        cmdp=CMDP(P, r, u.reshape(-1, *r.shape), gamma, np.append(np.outer(rho, [1, 0, 0, 0]), 0.0)),
         mu=check.frozen(mu),
         concentrability=C,
         slater=float(v0 + (1 - v0) * slater if repaired else slater),
@@ -321,7 +291,7 @@ def lower_bound(
         theta_u=theta_u,
         varpi_c=varpi_c,
         varpi_u=varpi_u,
-        repaired=repaired,
+        visits=check.frozen(np.append(np.outer(rho, [v0 / (1 - gamma), v1, 0, 0]), 0.0)),
     )
 
 
@@ -395,14 +365,8 @@ def no_slater(
         optimal_value=0.0,
         theta=theta,
         varpi=varpi,
+        visits=check.frozen(np.concatenate([[v0 / (1 - gamma), 0, 0], np.full(n, v1 / n), [0]])),
     )
-
-
-def weights(n_constrained: int, n_unconstrained: int) -> Array:
-    """Return rho_0(s_0^j) of each block: half of the mass on each kind, if there are both."""
-    if n_unconstrained == 0:
-        return np.full(n_constrained, 1 / n_constrained)
-    return np.repeat([0.5 / n_constrained, 0.5 / n_unconstrained], [n_constrained, n_unconstrained])
 
 
 def _signs(
