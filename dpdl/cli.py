@@ -174,10 +174,10 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
 
 def demo(options: Any) -> int:
     """Write a clinic's log, find a certified policy, and compare it with the truth."""
-    from dpdl import demo
+    from dpdl.demo import draw_demo, run_demo
 
-    found = demo.run_demo(options.patients, options.logs, options.seed, say=_print)
-    if options.picture and _draw(lambda plots: plots.draw_demo(found, options.picture)):
+    found = run_demo(options.patients, options.logs, options.seed, say=_print)
+    if options.picture and _draw(lambda _: draw_demo(found, options.picture)):
         _print(f"picture:     {options.picture}")
     return OK
 
@@ -185,9 +185,10 @@ def demo(options: Any) -> int:
 def inspect(options: Any) -> int:
     """Show the columns of a table, or the log that its columns make."""
     from dpdl._text import aligned
+    from dpdl.data.sources import kind_of
     from dpdl.safety.coverage import coverage
 
-    if options.state is None and _is_table(options.log):
+    if options.state is None and kind_of(options.log) == "table":
         return _inspect_columns(options)
     log = _read(options)
     episodes = None if log.initial_counts is None else int(log.initial_counts.sum())
@@ -246,6 +247,8 @@ def _described(column: Any) -> dict[str, Any]:
     if column.labels is not None:
         values = np.array([*column.labels, None], dtype=object)[values]
     kind = kinds.get(values.dtype.kind, "text")
+    if kind == "number" and all(value.is_integer() for value in values.tolist()):
+        kind, values = "whole number", values.astype("int64")
     distinct = sorted(set(values.tolist()), key=str) if kind == "text" else sorted(set(values.tolist()))
     if kind == "text" or len(distinct) <= 5:
         shown = ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
@@ -324,11 +327,11 @@ def frontier(options: Any) -> int:
 
 def learn(options: Any) -> int:
     """Learn a policy by the paper's method."""
-    import dpdl
+    from dpdl.learner import adaptive, learn
 
     names = ("psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time", "checkpoint", "strict")
     settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    run = dpdl.learn_adaptive if options.adaptive else dpdl.learn
+    run = adaptive.learn_adaptive if options.adaptive else learn.learn
 
     def start(log: Any, keywords: dict[str, Any]) -> Any:
         return run(log, rng=options.seed, **settings, **_question(options, log), **keywords)
@@ -338,9 +341,9 @@ def learn(options: Any) -> int:
 
 def resume(options: Any) -> int:
     """Continue a run from its checkpoint."""
-    import dpdl
+    from dpdl.learner.learn import resume
 
-    return _run(options, lambda log, keywords: dpdl.resume(options.checkpoint, log, **keywords))
+    return _run(options, lambda log, keywords: resume(options.checkpoint, log, **keywords))
 
 
 def _run(options: Any, start: Callable[[Any, dict[str, Any]], Any]) -> int:
@@ -387,21 +390,15 @@ def _draw(draw: Callable[[Any], object]) -> bool:
 # Logs and questions.
 
 
-def _is_table(path: str) -> bool:
-    if os.path.isdir(path):
-        return not os.path.exists(os.path.join(path, "header.json"))
-    return str(path).endswith((".csv", ".csv.gz", ".parquet", ".pq"))
-
-
 def _read(options: Any, discretizer: Any = None) -> Any:
     """Read the log that the options describe; a policy that is compared with it brings its discretizer along."""
-    from dpdl import read_log
+    from dpdl.data.sources import kind_of, read_log
 
     roles = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
     given = {name: getattr(options, name) for name in roles if getattr(options, name) is not None}
     given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
     costs = list(dict.fromkeys([*(options.costs or ()), *dict(getattr(options, "limits", None) or ())]))
-    if os.path.isdir(options.log) and not _is_table(options.log):  # it knows its costs
+    if kind_of(options.log) == "dpdl":  # it knows its costs
         costs = []
     if discretizer is None and options.bins is not None:
         method = options.discretize or "quantile"

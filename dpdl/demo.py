@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _text as text
-from dpdl import check_model, read_log
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
+from dpdl.data.sources import read_log
 from dpdl.models.cmdp import CMDP
 from dpdl.models.plug_in import plug_in
 from dpdl.models.status_line import StatusLine
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
+from dpdl.safety.fit import check_model
 from dpdl.safety.safe import safe_policy
 
 CSV, REPORT = "clinic.csv", "dpdl-demo.html"
@@ -230,6 +231,47 @@ def compare(log: Dataset, answer: Answer | None = None) -> tuple[Truth, Truth | 
     plan = plug_in(log, **QUESTION).solve().policy
     certified = None if answer.policy is None else evaluate(in_order(answer.policy, log))
     return evaluate(in_order(plan, log)), certified
+
+
+def draw_demo(demo: Demo, path: str) -> None:
+    """Draw the truth about policies of many logs, and the doses of the certified policy (extra ``plot``)."""
+    from matplotlib.figure import Figure
+
+    from dpdl.plots import BLUE, FORBIDDEN, INK, RED, save, tidy
+
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    for truths, marker, colour, label in (
+        (demo.plug_in, "x", RED, f"plug-in optimum of {len(demo.plug_in)} logs"),
+        (demo.certified, "o", BLUE, f"certified policy of {len(demo.certified)} logs"),
+    ):
+        x, y = [100 * truth.over for truth in truths], [truth.reward for truth in truths]
+        left.plot(x, y, marker, color=colour, markersize=7, mew=2, label=label, alpha=0.85)
+    for (name, truth), marker in zip(
+        ((name, truth) for name, truth in demo.truths.items() if name.startswith(("what", "best"))), "s*", strict=True
+    ):
+        left.plot(100 * truth.over, truth.reward, marker, color=INK, markersize=10 if marker == "*" else 7, label=name)
+    left.axvline(0, color=INK, ls="--", lw=1)
+    low, high = left.get_xlim()
+    left.set_xlim(low, max(high, 5))
+    left.axvspan(0, left.get_xlim()[1], **FORBIDDEN)
+    left.set(xlabel="the worst cost against its limit, in the true clinic (%)", ylabel="gain, in the true clinic")
+    left.set_title("What policies chosen on a log are worth in truth; right of the line a limit is broken", fontsize=10)
+    left.legend(fontsize=8, frameon=False, loc="lower left")
+    tidy(left)
+    if demo.answer.policy is None:
+        right.set_visible(False)
+    else:
+        table = in_order(demo.answer.policy, demo.log)
+        right.imshow(table, cmap="Blues", vmin=0, vmax=1.8, aspect="auto")
+        for (row, column), share in np.ndenumerate(table):
+            if share >= 0.005:
+                right.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=9, color=INK)
+        right.set_xticks(range(len(DRUGS)), DRUGS)
+        right.set_yticks(range(len(WARDS)), WARDS)
+        limits = ", ".join(f"{name} ≤ {limit:g}" for name, limit in QUESTION["limits"].items())
+        right.set_title(f"The certified policy: doses by ward\n({limits}, 95% confidence)", fontsize=10)
+    save(figure, path)
 
 
 def _table(truths: dict[str, Truth]) -> str:

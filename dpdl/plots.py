@@ -1,8 +1,8 @@
-"""Pictures (extra ``plot``): certificates, frontiers, coverage, runs, and the demo.
+"""Pictures (extra ``plot``): certificates, frontiers, coverage and runs.
 
-`plot_certificate`, `plot_frontier` and `plot_coverage` draw into axes and return them. `draw_convergence` and
-`draw_demo` draw several panels to a file (.png, .svg or .pdf). Colours are those of Okabe and Ito, which people with
-any kind of colour vision can tell apart; what matters is also shown by form.
+`plot_certificate`, `plot_frontier` and `plot_coverage` draw into axes and return them. `draw_convergence` draws several
+panels to a file (.png, .svg or .pdf). Colours are those of Okabe and Ito, which people with any kind of colour vision
+can tell apart; what matters is also shown by form. Nothing else of the package is imported here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from dpdl.data.dataset import Dataset
-from dpdl.demo import DRUGS, QUESTION, WARDS, Demo, in_order
-from dpdl.recording import Recorder
-from dpdl.safety.certificate import Certificate
-from dpdl.safety.frontier import Frontier
-
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
 INK, GREY = "#22223b", "#767676"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 MARKERS = "osD^vP"
+#: How the part of a picture looks that is beyond a limit.
+FORBIDDEN = {"facecolor": RED, "alpha": 0.12, "hatch": "//", "edgecolor": RED, "lw": 0}
 
 Target = str | os.PathLike[str] | IO[bytes]
 
 
-def plot_certificate(certificate: Certificate, ax: Any = None) -> Any:
+def plot_certificate(certificate: Any, ax: Any = None) -> Any:
     """Draw each constraint in a row: estimate and bound relative to the limit; beyond it is hatched."""
     rows = certificate.constraints
     if not rows:
@@ -46,17 +42,17 @@ def plot_certificate(certificate: Certificate, ax: Any = None) -> Any:
     ax.axvline(0, color=INK, ls="--", lw=1)
     low, high = ax.get_xlim()
     ax.set_xlim(low - 0.05 * (high - low), max(high, 0.02) + 0.08 * (high - low))
-    ax.axvspan(0, ax.get_xlim()[1], facecolor=RED, alpha=0.12, hatch="//", edgecolor=RED, lw=0)
+    ax.axvspan(0, ax.get_xlim()[1], **FORBIDDEN)
     ax.set_yticks(range(len(rows)), [bound.name for bound in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "limit" if abs(x) < 1e-12 else f"{100 * x:+.3g}%"))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.set_xlabel("distance to the limit, relative to it")
     ax.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    return _tidy(ax)
+    return tidy(ax)
 
 
-def plot_frontier(frontier: Frontier, ax: Any = None) -> Any:
+def plot_frontier(frontier: Any, ax: Any = None) -> Any:
     """Draw the reward of the best policy against the limit of a constraint; certified points are filled."""
     ax = _axes(ax, 6.4, 3.6)
     limits, rewards, certified = (  # None, which is not known, becomes NaN, which is not drawn
@@ -67,10 +63,10 @@ def plot_frontier(frontier: Frontier, ax: Any = None) -> Any:
     ax.plot(limits, certified, color=BLUE, marker="o", label="certified policy")
     ax.set(xlabel=f"limit of {frontier.name}", ylabel="reward, discounted")
     ax.legend(fontsize=8, frameon=False, loc="lower right")
-    return _tidy(ax)
+    return tidy(ax)
 
 
-def plot_coverage(log: Dataset, ax: Any = None) -> Any:
+def plot_coverage(log: Any, ax: Any = None) -> Any:
     """Draw how many pairs of state and action the log shows how often."""
     ax = _axes(ax, 6.4, 2.6)
     counts, n_pairs = log.pair_counts, log.n_states * log.n_actions
@@ -85,10 +81,10 @@ def plot_coverage(log: Dataset, ax: Any = None) -> Any:
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_title(f"{n_pairs - len(counts):,} of {n_pairs:,} pairs were never logged", fontsize=9)
     ax.set(xlabel="times logged", ylabel="pairs of state and action")
-    return _tidy(ax)
+    return tidy(ax)
 
 
-def draw_convergence(recorder: Recorder, path: Target) -> None:
+def draw_convergence(recorder: Any, path: Target) -> None:
     """Draw a run: reward, each constraint with its limit, multipliers and, if known, the Gap on logarithmic axes."""
     if len(recorder.steps) < 2:
         raise ValueError(f"a run of fewer than two recorded points cannot be drawn, got {len(recorder.steps)}")
@@ -123,44 +119,7 @@ def draw_convergence(recorder: Recorder, path: Target) -> None:
         ax.set(xscale="log", yscale="log", ylabel="Gap of the average")
     figure.suptitle("Estimates on the log while the run was under way", fontsize=11)
     for ax in axes:
-        _tidy(ax)
-    save(figure, path)
-
-
-def draw_demo(demo: Demo, path: Target) -> None:
-    """Draw the truth about policies of many logs, the certificate beside it, and what the certified policy does."""
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
-    for truths, marker, colour, label in (
-        (demo.plug_in, "x", RED, f"plug-in optimum of {len(demo.plug_in)} logs"),
-        (demo.certified, "o", BLUE, f"certified policy of {len(demo.certified)} logs"),
-    ):
-        x, y = [100 * truth.over for truth in truths], [truth.reward for truth in truths]
-        left.plot(x, y, marker, color=colour, markersize=7, mew=2, label=label, alpha=0.85)
-    for (name, truth), marker in zip(
-        ((name, truth) for name, truth in demo.truths.items() if name.startswith(("what", "best"))), "s*", strict=True
-    ):
-        left.plot(100 * truth.over, truth.reward, marker, color=INK, markersize=10 if marker == "*" else 7, label=name)
-    left.axvline(0, color=INK, ls="--", lw=1)
-    low, high = left.get_xlim()
-    left.set_xlim(low, max(high, 5))
-    left.axvspan(0, left.get_xlim()[1], facecolor=RED, alpha=0.12, hatch="//", edgecolor=RED, lw=0)
-    left.set(xlabel="the worst cost against its limit, in the true clinic (%)", ylabel="gain, in the true clinic")
-    left.set_title("What policies chosen on a log are worth in truth; right of the line a limit is broken", fontsize=10)
-    left.legend(fontsize=8, frameon=False, loc="lower left")
-    _tidy(left)
-    if demo.answer.policy is None:
-        right.set_visible(False)
-    else:
-        table = in_order(demo.answer.policy, demo.log)
-        right.imshow(table, cmap="Blues", vmin=0, vmax=1.8, aspect="auto")
-        for (row, column), share in np.ndenumerate(table):
-            if share >= 0.005:
-                right.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=9, color=INK)
-        right.set_xticks(range(len(DRUGS)), DRUGS)
-        right.set_yticks(range(len(WARDS)), WARDS)
-        limits = ", ".join(f"{name} ≤ {limit:g}" for name, limit in QUESTION["limits"].items())
-        right.set_title(f"The certified policy: doses by ward\n({limits}, 95% confidence)", fontsize=10)
+        tidy(ax)
     save(figure, path)
 
 
@@ -182,7 +141,8 @@ def save(figure: Figure, path: Target) -> None:
             figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _tidy(ax: Any) -> Any:
+def tidy(ax: Any) -> Any:
+    """Remove the box around axes, and draw a light grid."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(visible=True, color="#e5e5e5", lw=0.6)
     ax.set_axisbelow(True)
@@ -195,9 +155,7 @@ def _limit(ax: Any, limit: float, is_cost: bool) -> None:
     room = 0.18 * (max(high, limit) - min(low, limit) or 1.0)
     ax.set_ylim(min(low, limit - room), max(high, limit + room))
     low, high = ax.get_ylim()
-    ax.axhspan(
-        *((limit, high) if is_cost else (low, limit)), facecolor=RED, alpha=0.12, hatch="//", edgecolor=RED, lw=0
-    )
+    ax.axhspan(*((limit, high) if is_cost else (low, limit)), **FORBIDDEN)
     style = {"fontsize": 8, "ha": "right", "va": "bottom" if is_cost else "top", "color": INK}
     ax.text(0.98, limit, f"limit {limit:.4g}", transform=ax.get_yaxis_transform(), **style)
 

@@ -1,11 +1,11 @@
-"""Sepsis in intensive care: is half of the drugs enough?
+"""Sepsis in intensive care: is half of the vasopressors enough?
 
-    python examples/icu_sepsis.py [STAYS] [SHARE]
+    python examples/icu_sepsis.py [STAYS] [VASOPRESSORS] [FLUIDS]
 
 ICU-Sepsis (``pip install icu-sepsis``) is a model of 716 states of patients and 25 treatments (five levels of fluids
 times five of vasopressors), made from the records of MIMIC-III, with the policy of the clinicians. STAYS are logged
-under that policy. Wanted: the policy with the highest survival that gives at most a SHARE of the clinicians'
-vasopressors and fluids. Because the model is known, the answer can be compared with the truth.
+under that policy. Wanted: the policy with the highest survival that gives at most these shares of the clinicians'
+VASOPRESSORS and FLUIDS. Because the model is known, the answer can be compared with the truth.
 """
 
 import sys
@@ -60,7 +60,7 @@ def record(model, policy, survival, n_stays, seed=0):
     return table | {"left": table["left"] == 1, "vasopressors": vasopressors / 4, "fluids": fluids / 4}
 
 
-def main(n_stays=2_000, share=0.5):
+def main(n_stays=2_000, vasopressors=0.5, fluids=1.0):
     try:
         model, clinicians, survival = load()
     except ImportError:
@@ -72,7 +72,7 @@ def main(n_stays=2_000, share=0.5):
         state="state", action="action", reward="alive", costs=DRUGS,
         episode="stay", time="time", terminated="left",
     )  # fmt: skip
-    limits = {drug: share * total for drug, total in zip(DRUGS, own.utilities, strict=True)}
+    limits = dict(zip(DRUGS, own.utilities * (vasopressors, fluids), strict=True))
     began = time.perf_counter()
     answer = dpdl.safe_policy(log, gamma=GAMMA, limits=limits, limit_on="total")
     print(f"{n_stays:,} stays, {len(log):,} rows, {time.perf_counter() - began:.1f} s\n\n{answer}\n")
@@ -93,4 +93,4 @@ def main(n_stays=2_000, share=0.5):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]))
+    main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:]))

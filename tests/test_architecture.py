@@ -16,7 +16,7 @@ COMPILED = ("_core", "_planning")
 #: From the bottom to the top. A room may import from the rooms in lines above its own, and from itself.
 LAYERS = [
     ["_core", "_planning", "_validation", "_text"],
-    ["theory", "policy", "files", "stopping"],
+    ["theory", "policy", "files", "stopping", "plots"],
     ["data"],
     ["question"],
     ["settings"],
@@ -29,10 +29,9 @@ LAYERS = [
     ["instances"],
     ["learner"],
     ["safety"],
-    ["demo", "recording"],
-    ["plots"],
+    ["recording"],
     ["report"],
-    ["commands"],
+    ["demo"],
     ["cli"],
 ]
 

@@ -1,31 +1,34 @@
-"""The documentation: every code block runs, and the examples do what they say."""
+"""The documentation: every block of code runs, every public name has its entry, and the examples do what they say."""
 
 import contextlib
 import io
 import re
-import runpy
 import shlex
 from pathlib import Path
 
 import pytest
 
+import dpdl
 from dpdl import cli
+from dpdl.demo import run_demo
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
+DOCS, EXAMPLES, README = ROOT / "docs", ROOT / "examples", ROOT / "README.md"
 BLOCK = re.compile(r"^```(\S+)(?: +(\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-#: What a page says about its commands: those that do not end with code 0. The first half of a run has steps left.
-CODES = {"command-line.md": [3, 0]}
 #: First words of the lines that a page prints last.
-PRINTED = {"performance.md": ["psi", "2", "4", "8", "16"], "choosing.md": ["reward", "utility", "utility"]}
+PRINTED = {"performance.md": ["psi", "2", "4", "8", "16"], "paper.md": ["psi", "2", "4", "8"]}
 #: Commands that are for a reader's own machine.
 NOT_HERE = ("python3 -m venv",)
+#: Pages that take more than a few seconds: starting a Dask cluster, recording three environments.
+SLOW = {"performance.md", "gymnasium.md"}
+#: Pages for the clinic.csv that `dpdl demo` has written.
+WITH_CLINIC = {"README.md", "log.md"}
 
 
 def blocks(page):
     """(language, text) of every block of code, files that are included read."""
-    for language, argument, text in BLOCK.findall((DOCS / page).read_text()):
+    for language, argument, text in BLOCK.findall(page.read_text()):
         if language == "{literalinclude}":
             yield "python", (DOCS / argument).read_text()
         elif language in ("python", "sh"):
@@ -34,37 +37,23 @@ def blocks(page):
             assert language in ("text", "{toctree}", "{eval-rst}"), f"{page}: what is {language}?"
 
 
-PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-WITH_CODE = [page for page in PAGES if any(True for _ in blocks(page))]
+PAGES = sorted(DOCS.glob("*.md"))
+WITH_CODE = [page for page in [*PAGES, README] if any(True for _ in blocks(page))]
 
 
 def test_the_pages_have_code():
-    assert len(WITH_CODE) >= 10
+    assert {"README.md", "log.md", "paper.md", "index.md"} <= {page.name for page in WITH_CODE}
 
 
-def write_what_pages_assume(page):
-    """Files that another page made, or the reader has."""
-    names = runpy.run_path(str(EXAMPLES / "clinic.py"))
-    if page in ("tutorial.md", "index.md"):
-        names["write_log"]("clinic.csv", 20_000)
-    if page == "command-line.md":
-        import numpy as np
-
-        lake = runpy.run_path(str(EXAMPLES / "gymnasium_log.py"))
-        env, cost, _ = lake["make"]("FrozenLake")
-        np.savez("FrozenLake.npz", **lake["record"](env, cost, 20_000))
-
-
-#: Pages that take more than a few seconds: starting a Dask cluster, recording three environments.
-SLOW = {"performance.md", "gymnasium.md"}
-
-
-@pytest.mark.parametrize("page", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in WITH_CODE])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.name) for page in WITH_CODE]
+)
 def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys):
     """Blocks of a page, one after the other, in one session and one folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["page"])
-    write_what_pages_assume(page)
+    if page.name in WITH_CLINIC:
+        run_demo(n_logs=0, say=lambda text: None)
     session, codes, out = {"__name__": "__main__"}, [], io.StringIO()
     for language, text in blocks(page):
         if language == "python":
@@ -75,30 +64,55 @@ def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys):
             if line.startswith(NOT_HERE):
                 continue
             program, *arguments = shlex.split(line)
-            assert program == "dpdl", line
+            assert program in ("dpdl", ".venv/bin/dpdl"), line
             codes.append(cli.main(arguments))
     words = [line.split()[0] for line in out.getvalue().splitlines() if line.strip()]
-    assert words[-len(PRINTED.get(page, ())) :] == PRINTED.get(page, words)
-    assert codes == CODES.get(page, [0] * len(codes)), capsys.readouterr().err
+    assert words[-len(PRINTED.get(page.name, ())) :] == PRINTED.get(page.name, words)
+    assert codes == [0] * len(codes), capsys.readouterr().err
+
+
+def test_the_readme_is_short_and_shows_what_the_demo_prints(tmp_path, monkeypatch):
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130
+    assert len(re.findall(r"^python3 -m venv .*dpdl demo$", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"^python3 -m venv .*python -m pytest$", text, re.MULTILINE)) == 1
+    first = next(block for language, block in blocks(README) if language == "python")
+    assert len([line for line in first.splitlines() if line.strip()]) <= 25
+    monkeypatch.chdir(tmp_path)
+    said = []
+    run_demo(n_logs=0, say=said.append)
+    printed = "\n".join(said).splitlines()
+    shown = re.search(r"```text\n(policy  .*?)\n\n", text, re.DOTALL).group(1).splitlines()
+    assert [line.split("  ")[0] for line in shown[3:4]] == ["certified policy"]
+    for line in shown[:3] + shown[4:]:
+        assert line in printed
+    figures = re.search(r"certified policy +([\d.]+) +([\d.]+) +([\d.]+) +(\w+)", "\n".join(printed)).groups()
+    assert shown[3].split()[2:] == list(figures)
+
+
+def test_every_public_name_has_its_entry_in_the_reference():
+    listed = re.findall(r"^\.\. auto\w+:: dpdl\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(dpdl.__all__) <= set(listed)
+    for name in listed:
+        assert getattr(dpdl, name, None) is not None or (ROOT / "dpdl" / f"{name}.py").exists(), name
 
 
 def test_each_example_is_shown_in_the_documentation():
-    shown = {
-        Path(argument).name for page in PAGES for _, argument, _ in BLOCK.findall((DOCS / page).read_text()) if argument
-    }
+    shown = {Path(argument).name for page in PAGES for _, argument, _ in BLOCK.findall(page.read_text()) if argument}
     assert shown == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, README], ids=lambda page: page.name)
 def test_links_between_pages_and_to_pictures_are_not_broken(page):
-    text = BLOCK.sub("", (DOCS / page).read_text())
+    text = BLOCK.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         assert not target.startswith(("http:", "https:")), f"{page}: {target} is elsewhere"
         path, _, anchor = target.partition("#")
-        file = DOCS / path if path else DOCS / page
+        file = page.parent / path if path else page
         assert file.is_file(), f"{page}: {target}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}, (
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
                 f"{page}: {target}"
             )

@@ -176,7 +176,7 @@ class ModelCheck:
             try:
                 import matplotlib.pyplot as plt
             except ImportError:
-                raise ImportError("pictures need Matplotlib: pip install 'dpdl[plots]'") from None
+                raise ImportError("pictures need Matplotlib: pip install 'dpdl[plot]'") from None
             shape = (max(1, len(self.profiles)), 2)
             axes = plt.subplots(*shape, figsize=(9, 2.6 * shape[0]), squeeze=False, layout="constrained")[1]
         for line, (signal, profile) in zip(axes, self.profiles.items(), strict=False):
