@@ -1,6 +1,6 @@
 """Sepsis in intensive care: is half of the vasopressors enough?
 
-    python examples/icu_sepsis.py [STAYS] [VASOPRESSORS] [FLUIDS]
+    python examples/sepsis.py [STAYS] [VASOPRESSORS] [FLUIDS]
 
 ICU-Sepsis (``pip install icu-sepsis``) is a model of 716 states of patients and 25 treatments (five levels of fluids
 times five of vasopressors), made from the records of MIMIC-III, with the policy of the clinicians. STAYS are logged
