@@ -12,10 +12,10 @@ import argparse
 import time
 
 import gymnasium
+import icu_sepsis  # noqa: F401  registers the environment
 import numpy as np
 
 import dpdl
-import icu_sepsis  # noqa: F401  registers the environment
 from dpdl.question import pose
 
 GAMMA = 0.99

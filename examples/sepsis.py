@@ -74,7 +74,8 @@ def main(n_stays=2_000, vasopressors=0.5, fluids=1.0):
     )  # fmt: skip
     limits = dict(zip(DRUGS, own.utilities * (vasopressors, fluids), strict=True))
     began = time.perf_counter()
-    answer = dpdl.safe_policy(log, gamma=GAMMA, limits=limits, limit_on="total")
+    most = dict.fromkeys(DRUGS, 1.0)  # a step at the highest level
+    answer = dpdl.safe_policy(log, gamma=GAMMA, limits=limits, limit_on="total", cost_max=most, time_limit=600)
     print(f"{n_stays:,} stays, {len(log):,} rows, {time.perf_counter() - began:.1f} s\n\n{answer}\n")
     if answer.policy is None:
         return answer
