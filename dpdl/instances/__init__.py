@@ -10,11 +10,10 @@ with their data distributions and closed forms.
 from dpdl.instances.garnet import garnet
 from dpdl.instances.gridworld import GridWorld, hazard_gridworld
 from dpdl.instances.hard import BlockInstance, HardInstance, NoSlaterInstance, lower_bound, no_slater
-from dpdl.instances.hard_bounds import Blocks, blocks, hardest_varpi, suboptimality_bound, violation_bound
+from dpdl.instances.hard_bounds import blocks, hardest_varpi, suboptimality_bound, violation_bound
 
 __all__ = [
     "BlockInstance",
-    "Blocks",
     "GridWorld",
     "HardInstance",
     "NoSlaterInstance",

@@ -10,8 +10,6 @@ models.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -19,33 +17,25 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 
 
-class Blocks(NamedTuple):
-    """Sizes of `lower_bound`: K pairs (a_i, b_i) in each of S_c constrained blocks, and S_u unconstrained blocks."""
+def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> tuple[int, int, int]:
+    """Return K, S_c and S_u: how `lower_bound` divides S blocks, given A actions and I utilities (appendix F.1).
 
-    pairs: int
-    constrained: int
-    unconstrained: int
-
-
-def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> Blocks:
-    """Return how `lower_bound` divides S blocks, given A actions and I utilities (start of appendix F.1).
-
-    K = min([I/2], [(A-1)/2]) and S_c = min([I/(2K)], S); the other blocks are unconstrained, or left out if they are
-    fewer than four.
+    There are K = min([I/2], [(A-1)/2]) pairs (a_i, b_i) in each of S_c = min([I/(2K)], S) constrained blocks. The other
+    blocks are unconstrained, or left out if they are fewer than four.
 
     Examples
     --------
     >>> blocks(10, 5, 8)
-    Blocks(pairs=2, constrained=2, unconstrained=8)
+    (2, 2, 8)
     >>> blocks(5, 5, 8)
-    Blocks(pairs=2, constrained=2, unconstrained=0)
+    (2, 2, 0)
     """
     n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
     n_actions = check.whole("n_actions", n_actions, at_least=3)
     n_utilities = check.whole("n_utilities", n_utilities, at_least=8)
     pairs = min(n_utilities // 2, (n_actions - 1) // 2)
     constrained = min(n_utilities // (2 * pairs), n_blocks)
-    return Blocks(pairs, constrained, n_blocks - constrained if constrained < n_blocks - 3 else 0)
+    return pairs, constrained, n_blocks - constrained if constrained < n_blocks - 3 else 0
 
 
 def hardest_varpi(
