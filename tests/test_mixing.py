@@ -106,7 +106,7 @@ def test_lazy_cycle_by_fourier(n):
 
 @pytest.mark.parametrize(("n", "hold"), [(4, 0.5), (30, 0.95), (700, 0.7)])
 def test_complete_graph(n, hold):
-    times = np.arange(0, 40, 3)
+    times = np.array([0, 3, 12, 39])
     np.testing.assert_allclose(distances(complete(n, hold), times), (1 - 1 / n) * hold**times, atol=1e-12)
     assert mixing.mixing_time(complete(n, hold)) == math.ceil(math.log(0.25 / (1 - 1 / n)) / math.log(hold))
 
@@ -323,7 +323,7 @@ ESTIMATED = {
 }
 
 
-@pytest.mark.parametrize("n_logs", [50, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_logs", [20, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_upper_bound_covers_the_mixing_time(name, n_logs):
     P, n = ESTIMATED[name]
