@@ -130,7 +130,7 @@ def multiplier_rows(log_lam):
 
 
 def utility_rows(affine):
-    """How utilities follow from the stored columns, as the core reads it; `affine` is a dpdl.learner.layout.Affine."""
+    """How utilities follow from the stored columns, as the core reads it; `affine` is a dpdl.question.Question."""
     rows = aligned(len(affine.slope), UTILITY_DTYPE)
     rows["share"] = affine.share.T
     rows["slope"] = affine.slope

@@ -1,14 +1,14 @@
 """The compiled cores against the plain NumPy twin, fed the same draws."""
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dpdl import learn, resume, sweep, verify
 from dpdl.data.dataset import Dataset
-from dpdl.learner.layout import Affine
 from dpdl.learner.twin import Twin
+from dpdl.question import pose
 from problems import CORES, ORDERS, Run, random_log, resolved
 
 N_STEPS = 10_000
@@ -148,23 +148,50 @@ def test_averages_are_over_the_iterates_before_each_step(kind, psi, refresh):
 
 @pytest.mark.parametrize("kind", CORES)
 def test_a_question_about_stored_columns_has_the_bits_of_a_log_that_holds_its_utilities(kind):
-    """Two of three columns, shares that depend on the end of an episode, and scales."""
+    """Two of three costs, shares that depend on the end of an episode, and scales; the log itself is not copied."""
     rng = np.random.default_rng(3)
     n, ended = 400, rng.random(400) < 0.2
     moves = {"s": rng.integers(0, 5, n), "a": rng.integers(0, 2, n), "s_next": rng.integers(0, 5, n)}
     sizes = {"n_states": 5, "n_actions": 3, "terminated": ended}
-    raw = Dataset(**moves, r=rng.uniform(-1, 1, n), u=rng.uniform(-1, 1, (n, 3)), **sizes)
-    affine = Affine(np.array([[0.1, -0.2], [0.4, 0.3]]), np.array([-0.5, 0.25]), 0.5, np.array([2, 0], dtype=np.int32))
-    posed = Dataset(**moves, r=raw.r * 0.5, u=affine.utilities(raw.u, ended), **sizes)
+    costs = {name: rng.uniform(0, 3, n) for name in ("wear", "noise", "heat")}
+    raw = Dataset(**moves, r=rng.uniform(-7, 7, n), costs=costs, **sizes)
+    limits = {"heat": 9.0, "wear": 6.5}
+    posed = pose(raw, 0.8, limits, "total")
     settings = resolved(posed, gamma=0.8, psi=2, slater=0.5, T=3000, kappa=0.1, floor=1e-3)
-    native, other = (Run(kind, posed, settings, seed=4) for _ in range(2))
-    constants = replace(other.layout.constants, affine=affine)
-    layout = replace(other.layout, descent=raw, constants=constants)
-    asked = type(other.core)(layout, other.sampler, *layout.start())
-    twin = Twin(raw, native.reference.mu_hat, settings, *native.start, affine)
-    for record, state in zip(*Run(kind, posed, settings, seed=4).sampler.draw(3000), strict=True):
+    asked = Run(kind, posed, settings, seed=4)
+    assert asked.core.run(3000) == 0
+    assert np.shares_memory(asked.layout.records, raw.records)
+    assert "_records" not in posed.__dict__
+    stored = Dataset(**moves, r=posed.r, u=posed.u, **sizes)
+    native = Run(kind, stored, settings, seed=4)
+    twin = Twin(posed, native.reference.mu_hat, settings, *native.start)
+    for record, state in zip(*Run(kind, stored, settings, seed=4).sampler.draw(3000), strict=True):
         twin.step(record, state)
-    assert native.core.run(3000) == asked.run(3000) == 0
-    for stored, read in zip(native.core.means, asked.means, strict=True):
-        assert stored.tobytes() == read.tobytes()
+    assert native.core.run(3000) == 0
+    for one, other in zip(native.core.means, asked.core.means, strict=True):
+        assert one.tobytes() == other.tobytes()
     assert_close(native.means, twin.means, 1e-9)
+
+
+def test_learning_resuming_and_verifying_read_the_log_itself_whatever_is_asked(tmp_path):
+    """The numbers are those on a log that holds the utilities, to rounding, and no scaled copy is made for them."""
+    rng, n = np.random.default_rng(5), 600
+    moves = {"s": rng.integers(0, 4, n), "a": rng.integers(0, 3, n), "s_next": rng.integers(0, 4, n)}
+    sizes = {"n_states": 4, "n_actions": 3, "terminated": rng.random(n) < 0.1}
+    raw = Dataset(**moves, r=rng.uniform(-50, 90, n), costs={"wear": rng.uniform(0, 3, n)}, **sizes)
+    asked = {"limits": {"wear": 1.4}, "limit_on": "average"}
+    options = {"gamma": 0.8, "psi": 3, "slater": 0.2, "T": 4000, "rho0": np.full(4, 0.25), "n_reference": 100}
+    learn(raw, **options, **asked, rng=1, step_limit=1000, checkpoint=tmp_path / "run")
+    result = resume(tmp_path / "run", raw)
+    checked = verify(result, raw, rho0=options["rho0"], eps=0.2)
+    posed = pose(raw, 0.8, **asked)
+    assert "_records" not in posed.__dict__
+    swept = sweep(raw, over={"kappa": [0.0, 0.1]}, **options, **asked, rng=1)  # it judges the policies
+    stored = Dataset(**moves, r=posed.r, u=posed.u, **sizes)
+    expected = learn(stored, **options, rng=1)
+    for found in (result, swept[0][1]):
+        for name in ("x_mean", "V_mean", "lam_mean"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-12, err_msg=name)
+    wanted = verify(expected, stored, rho0=options["rho0"], eps=0.2)
+    np.testing.assert_allclose(checked.reward, wanted.reward, rtol=1e-12)
+    np.testing.assert_allclose(checked.utilities, wanted.utilities, rtol=1e-11)

@@ -176,6 +176,25 @@ def test_bad_input_is_named():
     with pytest.raises(TypeError, match=r"^log must be a Dataset, got list$"):
         verify(result, [], rho0=cmdp.rho0, eps=0.1)
     other = Dataset([0], [0], [0], [0], [[0]], n_states=4, n_actions=2)
-    with pytest.raises(ValueError, match=r"^log has 4 states, 2 actions and 1 utilities, the result 4, 2 and 3$"):
+    with pytest.raises(ValueError, match=r"^log has 1 utilities or costs, the result 3 utilities$"):
         verify(result, other, rho0=cmdp.rho0, eps=0.1)
+    other = Dataset([0], [0], [0], [0], [[0, 0, 0]], n_states=5, n_actions=2)
+    with pytest.raises(ValueError, match=r"^log has 5 states, 2 actions and 3 utilities, the result 4, 2 and 3$"):
+        verify(result, other, rho0=cmdp.rho0, eps=0.1)
+
+
+def test_costs_in_other_columns_are_refused():
+    rows = {"s": [0, 0], "a": [0, 1], "s_next": [0, 0], "r": [1, 0], "n_states": 1, "n_actions": 2}
+    log = Dataset(**rows, costs={"wear": [2, 0], "heat": [0, 1]})
+    asked = {"limits": {"heat": 0.7}, "limit_on": "average"}
+    result = learn(log, gamma=GAMMA, **asked, psi=3, slater=0.2, T=100, rho0=[1.0], rng=0)
+    assert verify(result, log, rho0=[1.0], eps=0.1).n_samples == 2
+    turned = Dataset(**rows, costs={"heat": [0, 1], "wear": [2, 0]})
+    with pytest.raises(ValueError, match=r"^log must have the cost 'heat' in column 1, as the log of the run"):
+        verify(result, turned, rho0=[1.0], eps=0.1)
+
+
+def test_a_copy_of_a_result_can_be_verified():
+    cmdp, _, log = enumerated(3)
+    result = learn(log, gamma=GAMMA, psi=3, slater=SLATER, T=100, rho0=cmdp.rho0, rng=0)
     assert not math.isnan(verify(dataclasses.replace(result), log, rho0=cmdp.rho0, eps=0.1).reward)

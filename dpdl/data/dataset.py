@@ -24,7 +24,7 @@ from dpdl.data.packing import record_dtype
 from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS, Facts
 
 #: What a posed log computes from its own records.
-_OF_RAW = ("ranges", "notes", "fingerprint", "_last_posed")
+_OF_RAW = ("_records", "spreads", "ranges", "notes", "fingerprint", "_last_posed")
 
 
 class Dataset:
@@ -80,7 +80,6 @@ class Dataset:
     (3, [0, 3], [2, 1], [1.0, 0.0, 2.0])
     """
 
-    _records: NDArray[Any]
     _table: NDArray[np.int64]
     n_states: int
     n_actions: int
@@ -97,7 +96,6 @@ class Dataset:
     _first: int
     _whole: bool  # whether the first record begins a trajectory; it may be in the middle of one in a part
     repeats: NDArray[np.int64] | None
-    spreads: NDArray[Any] | None
     _initial: NDArray[np.int64] | None
 
     def __init__(
@@ -291,33 +289,45 @@ class Dataset:
     def posed(self, question: Any) -> Dataset:
         """Return this log in the paper's form under a question (`dpdl.question`).
 
-        This is the one place where records are scaled. A log that has the form already shares its records.
+        It is a view: the learner reads the records of this log and applies the question's map to each row. Scaled
+        records are made only when they are first used. A log that has the form already shares its records.
         """
         if self.question is not None:
             raise ValueError("the log was posed already: pose the log itself")
         last = self.__dict__.get("_last_posed")
         if last is not None and last.question == question:
-            return last  # type: ignore[no-any-return]
-        records, spreads, n = self._records, self.spreads, len(question.columns)
+            return last
         native = question.limits is None and question.reward_scale == 1 and all(one == 1 for one in question.scales)
-        if not native:
-            records = np.empty(len(self.records), dtype=record_dtype(n))
-            for first in range(0, len(records), packing.CHUNK):
-                part, into = (array[first : first + packing.CHUNK] for array in (self._records, records))
-                into["pair"], into["s_next"] = part["pair"], part["s_next"]
-                into["r"] = part["r"] * question.reward_slope
-                into["u"] = question.utilities_of(part["u"], part["s_next"] < 0)
-            if spreads is not None:
-                spreads = np.empty(len(records), dtype=packing.spread_dtype(n))
-                assert self.spreads is not None
-                spreads["r"] = self.spreads["r"] * question.reward_slope
-                spreads["u"] = self.spreads["u"][:, question.columns] * abs(question.slope)
-        shared = {name: value for name, value in self.__dict__.items() if name not in _OF_RAW}
+        own = _OF_RAW if not native else _OF_RAW[2:]
+        shared = {name: value for name, value in self.__dict__.items() if name not in own}
         log = type(self).__new__(type(self))
         log.__dict__.update(shared)
-        log.__dict__.update(_records=records, spreads=spreads, question=question, _raw=self, cost_names=None)
+        log.__dict__.update(question=question, _raw=self, cost_names=None)
         self.__dict__["_last_posed"] = log
         return log
+
+    @cached_property
+    def _records(self) -> NDArray[Any]:
+        """The packed log; of a posed log, scaled when first used, and this is the one place where records are."""
+        question, raw = self.question, self.raw._records
+        records = np.empty(len(raw), dtype=record_dtype(len(question.columns)))
+        for first in range(0, len(raw), packing.CHUNK):
+            part, into = (array[first : first + packing.CHUNK] for array in (raw, records))
+            into["pair"], into["s_next"] = part["pair"], part["s_next"]
+            into["r"] = part["r"] * question.reward_slope
+            into["u"] = question.utilities_of(part["u"], part["s_next"] < 0)
+        return check.frozen(records)
+
+    @cached_property
+    def spreads(self) -> NDArray[Any] | None:
+        """Standard deviations of rewards and utilities in the cells of a log of counts, scaled like the records."""
+        question, raw = self.question, self.raw.spreads
+        if raw is None:
+            return None
+        spreads = np.empty(len(raw), dtype=packing.spread_dtype(len(question.columns)))
+        spreads["r"] = raw["r"] * question.reward_slope
+        spreads["u"] = raw["u"][:, question.columns] * abs(question.slope)
+        return check.frozen(spreads)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the log to a folder, for `open`; the format is documented in `dpdl.data.storage`.
@@ -356,7 +366,7 @@ class Dataset:
         raise AttributeError(f"a Dataset is read-only, {name} cannot be deleted")
 
     def __len__(self) -> int:
-        return len(self.records) if self.repeats is None else int(self.table_counts.sum())
+        return len(self.raw.records) if self.repeats is None else int(self.table_counts.sum())
 
     def __repr__(self) -> str:
         low, high = self.ranges[:, 0].min(axis=0), self.ranges[:, 1].max(axis=0)
@@ -453,8 +463,10 @@ class Dataset:
         first, last, step = part.indices(len(self))
         if len(range(first, last, step)) == 0:
             raise ValueError(f"{part} of a data set of length {len(self)} is empty")
+        if self._raw is not None:
+            return self._raw[part].posed(self.question)  # type: ignore[return-value]
         if self.repeats is not None:
-            return self._counts_of_part(first, last, step)._with_raw(self._raw, part)
+            return self._counts_of_part(first, last, step)
         records = self.records[part]
         begins, whole = self._begins, False
         if begins is not None:
@@ -463,12 +475,7 @@ class Dataset:
             whole = self._whole if first == 0 else bool(np.isin(self._first + first, begins))
             first, last = self._first + first, self._first + last
             begins = begins[np.searchsorted(begins, first, "right") : np.searchsorted(begins, last)]
-        cut = self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
-        return cut._with_raw(self._raw, part)
-
-    def _with_raw(self, raw: Dataset | None, part: slice) -> Self:
-        self.__dict__["_raw"] = None if raw is None else raw[part]
-        return self
+        return self._part(_records=records, _begins=begins, _first=first, _whole=whole, repeats=None, spreads=None)
 
     def _part(self, **own: Any) -> Self:
         cut = type(self).__new__(type(self))
@@ -529,7 +536,7 @@ class Dataset:
     @cached_property
     def table_counts(self) -> NDArray[np.int64]:
         """How often each pair of `table` occurs."""
-        return check.frozen(packing.count(self.records, len(self.table), self.repeats))
+        return check.frozen(packing.count(self.raw.records, len(self.table), self.repeats))
 
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
@@ -556,7 +563,9 @@ class Dataset:
     @property
     def n_utilities(self) -> int:
         """The number of utilities or costs."""
-        return int(self.records.dtype["u"].shape[0])
+        if self.question is not None:
+            return len(self.question.columns)
+        return int(self._records.dtype["u"].shape[0])
 
     @property
     def kind(self) -> str:
@@ -569,14 +578,14 @@ class Dataset:
     def pair(self) -> NDArray[np.int32]:
         """Position of each transition's pair in `pairs`."""
         if len(self.pairs) == len(self.table):
-            return self.records["pair"]
-        return check.frozen(self._rank[self.records["pair"]])
+            return self.raw.records["pair"]
+        return check.frozen(self._rank[self.raw.records["pair"]])
 
     @cached_property
     def dead_ends(self) -> NDArray[np.int64]:
         """States that some row enters and no row leaves, ascending; where an episode ended, no state was entered."""
         entered = np.empty(0, dtype=np.int64)
-        for part, _ in self.parts(at_least=len(self.table)):
+        for part, _ in self.raw.parts(at_least=len(self.table)):
             entered = np.union1d(entered, packing.rank(part["s_next"].astype(np.int64) + 1, self.n_states + 1)[0] - 1)
         return check.frozen(np.setdiff1d(entered[entered >= 0], self.pairs // self.n_actions))
 
@@ -615,7 +624,7 @@ class Dataset:
         if len(first) == 0 and not (self._whole and self.n_ended):
             return None
         first = np.append(np.int64(0), first) if self._whole else first
-        states = self.table[self.records["pair"][first]] // self.n_actions
+        states = self.table[self.raw.records["pair"][first]] // self.n_actions
         return check.frozen(np.bincount(states, minlength=self.n_states))
 
     def initial(self, rho0: ArrayLike | None = None, initial_states: ArrayLike | None = None) -> NDArray[np.float64]:
@@ -634,12 +643,12 @@ class Dataset:
     @cached_property
     def n_ended(self) -> int:
         """How many transitions ended their episode."""
-        return sum(int(((part["s_next"] < 0) * repeats).sum()) for part, repeats in self.parts())
+        return sum(int(((part["s_next"] < 0) * repeats).sum()) for part, repeats in self.raw.parts())
 
     @property
     def terminated(self) -> NDArray[np.bool_]:
         """Which records ended their episode."""
-        return check.frozen(self.records["s_next"] < 0)
+        return check.frozen(self.raw.records["s_next"] < 0)
 
     def parts(self, at_least: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64] | int]]:
         """The records in chunks, and how many transitions each stands for: 1, or an array in a log of counts."""
@@ -651,17 +660,17 @@ class Dataset:
     @property
     def s(self) -> NDArray[np.int32]:
         """States."""
-        return check.frozen((self.table // self.n_actions).astype(np.int32)[self.records["pair"]])
+        return check.frozen((self.table // self.n_actions).astype(np.int32)[self.raw.records["pair"]])
 
     @property
     def a(self) -> NDArray[np.int32]:
         """Actions."""
-        return check.frozen((self.table % self.n_actions).astype(np.int32)[self.records["pair"]])
+        return check.frozen((self.table % self.n_actions).astype(np.int32)[self.raw.records["pair"]])
 
     @property
     def s_next(self) -> NDArray[np.int32]:
         """Next states; -1 where the episode ended."""
-        return self.records["s_next"]
+        return self.raw.records["s_next"]
 
     @property
     def r(self) -> NDArray[np.float64]:
@@ -687,6 +696,11 @@ class Dataset:
         The first index is 0 for rows that go on, and 1 for rows that end their episode; without such rows the least
         value is infinity, and the largest minus infinity.
         """
+        if self._raw is not None:  # the maps are monotone, in rounding as well
+            raw, question = self._raw.ranges, self.question
+            utilities = (raw[:, :, [1 + k for k in question.columns]] - question.share[:, None]) * question.slope
+            utilities = np.where(question.slope < 0, utilities[:, ::-1], utilities)
+            return check.frozen(np.concatenate([raw[:, :, :1] * question.reward_slope, utilities], axis=2))
         found = np.empty((2, 2, 1 + self.n_utilities))
         found[:, 0], found[:, 1] = np.inf, -np.inf
         for part, _ in self.parts():

@@ -28,7 +28,7 @@ from dpdl.learner import defaults
 from dpdl.learner.bins import Bins
 from dpdl.models.solution import Solution
 from dpdl.premises import Facts
-from dpdl.question import pose
+from dpdl.question import Question, pose
 from dpdl.result import Point, SparseTable
 from dpdl.settings import ESTIMATE, IN_ORDER, Resolved, Settings
 
@@ -184,38 +184,12 @@ class Coordinates:
         return SparseTable(self.pairs, log_x[:n], log_x[n] - math.log(self.n_unseen) if self.n_unseen else -math.inf)
 
 
-@dataclass(frozen=True, eq=False)
-class Affine:
-    """How rewards and utilities follow from the stored columns v: r = reward_slope v, u_i = (v_i - share_i) slope_i."""
-
-    share: Array  # (2, I): of rows that go on, and of rows that end their episode
-    slope: Array  # (I,)
-    reward_slope: float
-    columns: NDArray[np.int32]  # (I,): which of the stored columns belongs to each utility
-
-    @classmethod
-    def native(cls, n_utilities: int) -> Affine:
-        """Rewards and utilities that are stored as such."""
-        return cls(np.zeros((2, n_utilities)), np.ones(n_utilities), 1.0, np.arange(n_utilities, dtype=np.int32))
-
-    def utilities(self, columns: Array, ended: NDArray[np.bool_]) -> Array:
-        """Utilities of rows.
-
-        Examples
-        --------
-        >>> affine = Affine(np.array([[0.5], [2.0]]), np.array([-0.25]), 1.0, np.array([1]))
-        >>> affine.utilities(np.array([[7.0, 0.0], [7.0, 4.0]]), np.array([False, True])).tolist()
-        [[0.125], [-0.5]]
-        """
-        return (columns[:, self.columns] - self.share[ended.astype(int)]) * self.slope
-
-
 @dataclass(frozen=True)
 class Constants:
     """The constants of the step; attribute names are those of src_cython/_model.pxd."""
 
     gamma: float
-    affine: Affine
+    affine: Question  # rewards and utilities from the columns of the records
     margin: float
     end_margin: float
     rate_V: float
@@ -227,13 +201,11 @@ class Constants:
     B2: float
 
     @classmethod
-    def of(
-        cls, settings: Resolved, n_states: int, n_actions: int, n_utilities: int, affine: Affine | None = None
-    ) -> Constants:
-        """Constants from settings and sizes; by default rewards and utilities are stored as such."""
+    def of(cls, settings: Resolved, n_states: int, n_actions: int, question: Question) -> Constants:
+        """Constants from settings and sizes."""
         return cls(
             gamma=settings.gamma,
-            affine=Affine.native(n_utilities) if affine is None else affine,
+            affine=question,
             margin=(1 - settings.gamma) * settings.kappa,
             end_margin=settings.kappa,
             rate_V=settings.eta / settings.alpha_V,
@@ -242,7 +214,7 @@ class Constants:
             radius_V=settings.radius_V,
             radius_lam=settings.radius_lam,
             B1=theory.sum_bound(settings.gamma),
-            B2=theory.weight_bound(n_states, n_actions, n_utilities, settings.gamma, settings.psi),
+            B2=theory.weight_bound(n_states, n_actions, len(question.names), settings.gamma, settings.psi),
         )
 
     def check_range(self, settings: Resolved, c_max: float) -> None:
@@ -333,14 +305,14 @@ class Layout:
             n = inputs.n_reference
             reference = given or estimate_reference(log if n is None else log[:n], settings.floor)
         coordinates = coordinates or Coordinates.of(descent, reference)
-        constants = Constants.of(settings, log.n_states, log.n_actions, log.n_utilities)
+        constants = Constants.of(settings, log.n_states, log.n_actions, log.question)
         constants.check_range(settings, float(coordinates.c.max()))
         return cls(log, descent, settings, inputs, reference, coordinates, constants, start_name, plan)
 
     @property
     def records(self) -> NDArray[np.uint8]:
-        """Packed records as rows of bytes, always a view, also of a log that was sliced with a step."""
-        return self.descent.records[:, None].view(np.uint8)
+        """Packed records in the caller's units, as rows of bytes; a view, also of a log that was sliced with a step."""
+        return self.descent.raw.records[:, None].view(np.uint8)
 
     @cached_property
     def log_cap(self) -> Array:

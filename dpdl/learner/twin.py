@@ -16,7 +16,6 @@ from scipy.optimize import brentq
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.learner.layout import Affine
 from dpdl.settings import Resolved
 
 #: log sum exp; scipy's takes a hundred times as long for a few numbers.
@@ -35,15 +34,13 @@ class Twin:
     Parameters
     ----------
     dataset : Dataset
-        The log; `step` takes record numbers.
+        The log, posed if it has costs; `step` takes record numbers.
     mu_hat : array, shape (S, A)
         Estimate of the reference distribution.
     settings : Resolved
         Constants.
     x, V, lam : arrays
         Starting point, shapes (S, A), (S,), (I,).
-    affine : Affine, optional
-        How rewards and utilities follow from the columns of the log; by default they are those columns.
     """
 
     dataset: Dataset
@@ -52,7 +49,6 @@ class Twin:
     x: Array
     V: Array
     lam: Array
-    affine: Affine | None = None
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -66,9 +62,7 @@ class Twin:
         self.x_sum, self.V_sum, self.lam_sum = np.zeros(self.x.size), np.zeros_like(self.V), np.zeros_like(self.lam)
         self.cases = [0, 0, 0, 0]
         self.columns = [column.copy() for column in (self.dataset.s, self.dataset.a, self.dataset.s_next)]
-        affine = Affine.native(len(self.lam)) if self.affine is None else self.affine
-        self.r = self.dataset.r * affine.reward_slope
-        self.u = affine.utilities(self.dataset.u, self.dataset.s_next < 0)
+        self.r, self.u = self.dataset.r, self.dataset.u
 
     def step(self, record: int, initial: int) -> None:
         """One iteration of Algorithm 1 with the sample (s0, s, a, s', r, u); all gradients at the old iterate."""

@@ -21,7 +21,7 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.learner.layout import Affine
+from dpdl.question import Question
 from dpdl.result import Result
 
 
@@ -98,6 +98,7 @@ def verify(
     check.instance("result", result, Result)
     check.instance("log", log, Dataset)
     if result.question is not None and log.question is None:
+        _check_columns(result.question, log)
         log = result.question.pose(log)
     settings, reference = result.settings, result.reference
     sizes = (log.n_states, log.n_actions, log.n_utilities)
@@ -115,7 +116,7 @@ def verify(
     rho0 = log.initial(rho0, initial_states)
 
     weight = result.x_table.at(log.table) / reference.at(log.table)
-    reward, utilities, flow, ended = _means(log, weight, settings.gamma, Affine.native(sizes[2]))
+    reward, utilities, flow, ended = _means(log, weight, settings.gamma)
     mass = (1 - settings.gamma) * (log.table_counts @ weight / len(log)) + settings.gamma * ended
     utilities = utilities - settings.kappa * mass
     residual = flow - rho0
@@ -135,14 +136,28 @@ def verify(
     )
 
 
-def _means(dataset: Dataset, weight: Array, gamma: float, affine: Affine) -> tuple[float, Array, Array, float]:
+def _check_columns(question: Question, log: Dataset) -> None:
+    """Raise a ValueError if a log has other utilities, or its costs in other columns, than the log of a question."""
+    if question.limits is None:
+        if log.cost_names is not None or log.n_utilities != len(question.names):
+            raise ValueError(
+                f"log has {log.n_utilities} utilities or costs, the result {len(question.names)} utilities"
+            )
+        return
+    names = log.cost_names or ()
+    for name, column in zip(question.names, question.columns, strict=True):
+        if names[column : column + 1] != (name,):
+            raise ValueError(f"log must have the cost {name!r} in column {column}, as the log of the run; got {names}")
+
+
+def _means(log: Dataset, weight: Array, gamma: float) -> tuple[float, Array, Array, float]:
     """Means of r w, u w, w (1[s] - gamma 1[s_next]) and w 1[episode ended] over the log, chunk by chunk."""
-    n, S = len(dataset), dataset.n_states
-    reward, utilities, inflow = 0.0, np.zeros(dataset.n_utilities), np.zeros(S + 1)
-    for part, repeats in dataset.parts():
+    n, S, question = len(log), log.n_states, log.question
+    reward, utilities, inflow = 0.0, np.zeros(log.n_utilities), np.zeros(S + 1)
+    for part, repeats in log.raw.parts():
         w = weight[part["pair"]] * repeats
-        reward += float(part["r"] @ w) * affine.reward_slope
-        utilities += w @ affine.utilities(part["u"], part["s_next"] < 0)
+        reward += float(part["r"] @ w) * question.reward_slope
+        utilities += w @ question.utilities_of(part["u"], part["s_next"] < 0)
         np.add.at(inflow, part["s_next"], w)  # -1, the last entry, is the end
-    outflow = np.bincount(dataset.table // dataset.n_actions, weights=dataset.table_counts * weight, minlength=S)
+    outflow = np.bincount(log.table // log.n_actions, weights=log.table_counts * weight, minlength=S)
     return reward / n, utilities / n, (outflow - gamma * inflow[:S]) / n, float(inflow[S]) / n
