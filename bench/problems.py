@@ -13,9 +13,9 @@ import numpy as np
 from dpdl import _core, _kernels, exact
 from dpdl.data.dataset import Dataset
 from dpdl.learner.layout import Inputs, Layout
-from dpdl.learner.twin import Twin
 from dpdl.result import Point
 from dpdl.settings import Settings
+from twin import Twin
 
 ACTIONS, BRANCHING, RECORDS_PER_PAIR = 10, 5, 10
 

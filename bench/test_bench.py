@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+import twin
 from dpdl import _core, _kernels
-from dpdl.learner import twin
 from problems import LOOSE, TIGHT, Bench
 
 SIZES = (10**3, 10**4, 10**5, 10**6)

@@ -126,7 +126,7 @@ def test_folders_carry_ends(log, tmp_path, mmap):
 @pytest.mark.parametrize("psi", [1.5, 40])
 @pytest.mark.parametrize("kappa", [0.0, 0.3])
 def test_core_twin_and_eager_step_agree(log, psi, kappa):
-    from dpdl.learner.twin import Twin
+    from twin import Twin
 
     settings = Settings(gamma=GAMMA, psi=psi, slater=0.3, T=3000, kappa=kappa, eta=0.05, floor=1e-3)
     runs = {kind: Run(kind, log, settings, seed=3) for kind in ("lazy", "eager")}

@@ -16,10 +16,10 @@ import pytest
 from dpdl import exact
 from dpdl.data.reference import estimate_reference
 from dpdl.learner.learn import learn
-from dpdl.learner.twin import Twin
 from dpdl.result import Point
 from dpdl.settings import Settings
 from problems import Run, random_log
+from twin import Twin
 
 GAMMA, KAPPA, FLOOR = 0.8, 0.3, 0.02
 RATE = 2.0**-4  # of V and lam; x takes a smaller one because its gradient carries 1/mu_hat

@@ -9,11 +9,11 @@ import pytest
 from scipy.optimize import brentq
 
 import dpdl
+import twin
 from dpdl import _kernels
 from dpdl.data.dataset import Dataset
-from dpdl.learner import twin
-from dpdl.learner.twin import Twin
 from problems import CORES, Run, random_log, resolved
+from twin import Twin
 
 EPS = np.finfo(float).eps
 

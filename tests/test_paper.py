@@ -13,8 +13,8 @@ import pytest
 
 import paper
 from dpdl import CMDP, Settings, exact, learn, learn_adaptive, mixing, theory, verify
-from dpdl.learner.twin import Twin
 from problems import Run, resolved
+from twin import Twin
 
 ROUNDING = 1e-12
 

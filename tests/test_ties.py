@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from dpdl import Dataset, Settings, _kernels, learn
-from dpdl.learner.twin import Twin
 from dpdl.result import Point
 from exact_run import ExactRun
 from problems import CORES, Run
 from test_xupdate import Survey, examine
+from twin import Twin
 from xupdate_oracle import Problem
 
 
@@ -32,8 +32,11 @@ def bandit(seed, n_actions=3, n_records=30):
 def settings_of(log, psi, seed, n_steps):
     sizes = log.n_states, log.n_actions, log.n_utilities
     gamma = float(np.random.default_rng(seed + 1000).choice([0.5, 0.9, 0.99]))
-    found = Settings.practical(*sizes, gamma=gamma, slater=0.5, psi=psi, T=n_steps, kappa=0.0, floor=1e-3)
-    return found.resolve(*sizes)
+    stated = Settings(gamma=gamma, slater=0.5, psi=psi, T=n_steps, kappa=0.0, floor=1e-3)
+    theory = stated.resolve(*sizes)
+    # Steps far larger than the theorem's, so that the bounds are met within some hundred of them.
+    scales = {"alpha_V": 50 * theory.alpha_V, "alpha_lam": 0.3 * theory.alpha_lam, "alpha_x": 5e-4 * theory.alpha_x}
+    return stated.changed(**scales, radius_V=1.5 / (1 - gamma)).resolve(*sizes)
 
 
 def everyone(log, settings, seed, n_steps, log_cap_as_doubles=False):

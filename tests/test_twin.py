@@ -7,9 +7,9 @@ import pytest
 
 from dpdl import learn, resume, sweep, verify
 from dpdl.data.dataset import Dataset
-from dpdl.learner.twin import Twin
 from dpdl.question import pose
 from problems import CORES, ORDERS, Run, random_log, resolved
+from twin import Twin
 
 N_STEPS = 10_000
 
