@@ -57,8 +57,8 @@ td.words { white-space: normal; text-align: left; min-width: 12rem; }
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
-@media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .2rem; }
-  th, td:first-child, td:last-child { white-space: normal; } }
+@media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .15rem; }
+  th, td { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
 
@@ -103,7 +103,7 @@ def report_html(
         f'<div class="verdict {kind}"><h1>{verdict}</h1>{escape(answer.message)}</div>{_asked(answer)}',
         _certificate(answer),
         _own(answer),
-        f"<h2>Does the log fit the model?</h2>{_wide(answer.certificate.fit._repr_html_())}",
+        _fit(answer),
         _coverage(answer, log),
         _policy(answer),
         _caveats(answer),
@@ -139,15 +139,14 @@ def _certificate(answer: Answer) -> str:
     rows = []
     for bound in bounds:
         cells = [_name(bound), _number(bound.estimate), _number(bound.error, 2), _number(bound.bound)]
-        cells += [_limit(bound) if bound.limit is not None else "", _verdict(bound)]
-        rows.append(cells + ([_number(bound.per_episode)] if episodes else []))
-    head = ["discounted", "estimate", "std. error", "bound", "limit", "", *(["per episode"] if episodes else [])]
+        rows.append([*cells, _verdict(bound), *([_number(bound.per_episode)] if episodes else [])])
+    head = ["discounted", "estimate", "std. error", "bound", "limit", *(["per episode"] if episodes else [])]
     picture = ""
     if certificate.constraints:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
     text = "A limit is kept if its bound is: the bound allows for the noise of the log."
-    return f'<h2>{title}</h2>{picture}{_table(head, rows, raw=(5,))}<p class="soft">{text}</p>'
+    return f'<h2>{title}</h2>{picture}{_table(head, rows, raw=(4,))}<p class="soft">{text}</p>'
 
 
 def _own(answer: Answer) -> str:
@@ -170,6 +169,13 @@ def _own(answer: Answer) -> str:
     head = ["an episode of the log", "discounted", "std. error", "limit", "undiscounted", "std. error"]
     text = f"{totals[0].episodes:,} episodes as they were logged; no model, and not this policy."
     return f"<h2>The log by itself</h2><p>{text}</p>{_table(head, rows)}"
+
+
+def _fit(answer: Answer) -> str:
+    fit = answer.certificate.fit
+    advice = "".join(f"<p>{escape(line)}</p>" for line in fit.advice)
+    details = f"<details><summary>All tests</summary>{_wide(fit._repr_html_())}</details>" if fit.tests else ""
+    return f"<h2>Does the log fit the model?</h2><p>{escape(fit.message)}</p>{advice}{details}"
 
 
 def _coverage(answer: Answer, log: Dataset | None) -> str:
@@ -255,9 +261,8 @@ def _verdict(bound: Bound) -> str:
     if bound.limit is None:
         return ""
     broken = bound.estimate > bound.limit if bound.is_cost else bound.estimate < bound.limit
-    return f'<span class="{"kept" if bound.kept else "broken"}">' + (
-        "kept</span>" if bound.kept else "broken</span>" if broken else "not shown</span>"
-    )
+    verdict = "kept" if bound.kept else "broken" if broken else "not shown"
+    return f'{_limit(bound)} <span class="{"kept" if bound.kept else "broken"}">{verdict}</span>'
 
 
 def _number(value: float | None, digits: int = 4) -> str:
