@@ -286,7 +286,7 @@ class Policy(NDArrayOperatorsMixin):
                 shown[where] = values[here]
                 return shown
 
-            counts = np.nan_to_num(spread(self.evidence.counts)).astype(np.int64)
+            counts = np.nan_to_num(spread(self.evidence.counts.astype(np.float64))).astype(np.int64)
             advantages = spread(self.evidence.advantages)
             costs = {name: spread(values) for name, values in self.evidence.costs.items()}
         return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages, costs)
@@ -328,7 +328,9 @@ class Policy(NDArrayOperatorsMixin):
         table = check.policy_array("other", np.asarray(other), *self.shape)
         visits = None
         if self.evidence is not None:
-            visits = np.bincount(self.evidence.pairs // self.shape[1], self.evidence.counts, self.shape[0])
+            visits = np.bincount(self.evidence.pairs // self.shape[1], self.evidence.counts, self.shape[0]).astype(
+                np.float64
+            )
         return Comparison(self, table, 0.5 * abs(table - self.probabilities).sum(axis=1), visits)
 
     # Files.

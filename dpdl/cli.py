@@ -617,7 +617,7 @@ def _command(commands: Any, run: Callable[[Any], int], help: str, more: str = ""
     text = f"{help[0].upper()}{help[1:]}.\n{more}"
     parser = commands.add_parser(name, help=help, description=text, epilog=epilog, formatter_class=raw)
     parser.set_defaults(run=run)
-    return parser.add_argument  # type: ignore[no-any-return]
+    return parser.add_argument
 
 
 def _add_log(add: Add) -> None:

@@ -101,6 +101,7 @@ def draw_convergence(recorder: Any, path: Target) -> None:
     for ax, figure_of in zip(axes[1:], constraints, strict=False):
         ax.plot(steps, table[figure_of.name], color=BLUE)
         ax.set_ylabel(f"{figure_of.name},\ndiscounted {'average per step' if figure_of.is_average else 'total'}")
+        assert figure_of.limit is not None
         _limit(ax, figure_of.limit, figure_of.is_cost)
     if constraints:
         ax = axes[1 + len(constraints)]

@@ -61,7 +61,7 @@ def pack(
             name = f"u_std[:, {k}]" if names is None else f"cost_stds[{names[k]!r}]"
             if names is not None and (not isinstance(cost_stds, Mapping) or names[k] not in cost_stds):
                 raise ValueError(f"cost_stds must be a mapping with the names of costs, and {names[k]!r} is missing")
-            column = cost_stds[names[k]] if names is not None and cost_stds else np.reshape(u_std, (n, -1))[:, k]
+            column = cost_stds[names[k]] if names is not None and cost_stds else np.asarray(u_std).reshape(n, -1)[:, k]
             arrays[SPREADS]["u"][:, k] = check.numbers_array(name, column, shape=(n,), at_least=0)
     if initial is not None:
         arrays[INITIAL] = check.indices("initial", initial, MOST_TRANSITIONS, shape=(n_states,), dtype=np.int64)

@@ -25,6 +25,8 @@ from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS, STARTS,
 
 #: What a posed log computes from its own records.
 _OF_RAW = ("_records", "spreads", "ranges", "notes", "fingerprint", "_last_posed")
+#: Columns of a row besides its utilities or costs.
+_ROW = ("s", "a", "s_next", "r")
 
 
 class Dataset:
@@ -294,7 +296,7 @@ class Dataset:
         """
         if self.question is not None:
             raise ValueError("the log was posed already: pose the log itself")
-        last = self.__dict__.get("_last_posed")
+        last: Dataset | None = self.__dict__.get("_last_posed")
         if last is not None and last.question == question:
             return last
         native = question.limits is None and question.reward_scale == 1 and all(one == 1 for one in question.scales)
@@ -406,17 +408,18 @@ class Dataset:
         starts = None
         if self.starts is not None and other.starts is not None:
             starts = np.concatenate([self.starts, other.starts + len(self)])
-        both = [np.concatenate([getattr(one, name) for one in (self, other)]) for name in ("s", "a", "s_next", "r")]
+        s, a, s_next, r = (np.concatenate([getattr(log, name) for log in (self, other)]) for name in _ROW)
         columns = np.concatenate([self.records["u"], other.records["u"]])
         u = columns if self.cost_names is None else None
         costs = None if self.cost_names is None else dict(zip(self.cost_names, columns.T, strict=True))
-        sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
-        ended = both[2] < 0
-        log = type(self)(*both, u, costs=costs, terminated=ended if ended.any() else None, starts=starts, **sizes)
+        log = type(self)(
+            s, a, s_next, r, u, costs=costs, n_states=self.n_states, n_actions=self.n_actions,
+            terminated=s_next < 0 if (s_next < 0).any() else None, starts=starts,
+        )  # fmt: skip
         initial = None
         if self._initial is not None or other._initial is not None:
-            counts = [one.initial_counts for one in (self, other)]
-            initial = check.frozen(sum(one for one in counts if one is not None))
+            counts = [log.initial_counts for log in (self, other) if log.initial_counts is not None]
+            initial = check.frozen(np.sum(counts, axis=0))
         log.__dict__.update(labels=self.labels, _notes=(*self._notes, *other._notes), _initial=initial)
         return log
 

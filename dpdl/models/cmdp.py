@@ -270,8 +270,8 @@ class CMDP(Model):
         return low
 
     def _dataset(self, s: NDArray[Any], a: NDArray[Any], s_next: NDArray[Any], **options: Any) -> Dataset:
-        sizes = {"n_states": self.n_states, "n_actions": self.n_actions}
-        return Dataset(s, a, s_next, self.r[s, a], self.u[:, s, a].T, **sizes, **options)
+        r, u = self.r[s, a], self.u[:, s, a].T
+        return Dataset(s, a, s_next, r, u, n_states=self.n_states, n_actions=self.n_actions, **options)
 
 
 def _cumulative(probabilities: Array) -> Array:
