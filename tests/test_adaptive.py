@@ -10,7 +10,6 @@ import pytest
 from dpdl import (
     Dataset,
     Status,
-    estimate_reference,
     instances,
     learn,
     learn_adaptive,
@@ -100,9 +99,8 @@ def test_logged_initial_states_and_a_trajectory_with_its_mixing_time():
     assert [level.result.settings.eta for level in result.history] == [1 / math.sqrt(500)] * 2
 
 
-@pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.parametrize("n_descent", [100, 250, 400])
-def test_no_transition_is_read_twice(monkeypatch, warm_start, n_descent):
+def test_no_transition_is_read_twice(monkeypatch, n_descent):
     """Every record carries its number in its reward; whoever reads a part of the log gives away which."""
     n = 6000
     log = Dataset(LOG.s, LOG.a, LOG.s_next, np.arange(n) / n, LOG.u, n_states=4, n_actions=3)
@@ -124,7 +122,7 @@ def test_no_transition_is_read_twice(monkeypatch, warm_start, n_descent):
     monkeypatch.setattr(adaptive, "drive", spied_drive)
     monkeypatch.setattr(adaptive, "verify", spied_verify)
     budgets = {"n_reference": lambda p: int(50 * p.psi), "n_descent": n_descent, "n_verification": lambda p: 70}
-    result = learn_adaptive(log, **COMMON, **budgets, T=250, rng=0, warm_start=warm_start, exit_margin=0)
+    result = learn_adaptive(log, **COMMON, **budgets, T=250, rng=0, exit_margin=0)
     assert result.status is Status.OUT_OF_DATA
     assert len(result.history) == 6
     assert len(read) == 3 * len(result.history)
@@ -325,7 +323,7 @@ def test_no_level_is_lost_to_an_interruption_between_the_steps(monkeypatch, wher
     owner, name = {
         "verify": (adaptive, "verify"),
         "phases": (adaptive._Schedule, "phases"),
-        "prepare": (adaptive, "_layout_of_level"),
+        "prepare": (adaptive.Layout, "of"),
     }[where]
     monkeypatch.setattr(owner, name, third_time(getattr(owner, name)))
     options = {"T": 500, "rng": 0, "exit_margin": 0}
@@ -343,7 +341,7 @@ def test_an_interruption_before_anything_is_learned_is_passed_on(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(adaptive, "_layout_of_level", interrupted)
+    monkeypatch.setattr(adaptive.Layout, "of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learn_adaptive(LOG, **COMMON, **BUDGETS, T=500, rng=0)
 
@@ -376,62 +374,6 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_chunk():
     same_runs(one, two)
     other = learn_adaptive(LOG, **COMMON, **BUDGETS, **options, rng=6)
     assert (other.x_mean != one.x_mean).any()
-
-
-# ---- Warm starts ----
-
-
-def test_a_warm_start_is_the_average_of_the_level_before():
-    options = {"T": 500, "rng": 0, "max_levels": 2}
-    cold, warm = (learn_adaptive(LOG, **COMMON, **BUDGETS, **options, warm_start=warm) for warm in (False, True))
-    same_runs(cold.history[0].result, warm.history[0].result)
-    before, after = warm.history[0].result, warm.history[1].result
-    start = adaptive._feasible_start(before, after.reference, after.settings)
-    rng = np.random.default_rng(0)
-    learn(LOG[:800], before.settings, n_reference=300, rho0=CMDP_.rho0, rng=rng)
-    log = LOG[1500:2000]
-    alone = learn(
-        log,
-        replace(after.settings),
-        reference=after.reference,
-        start=start,
-        rho0=CMDP_.rho0,
-        rng=rng,
-    )
-    same_runs(after, alone)
-    assert (after.x_mean != cold.history[1].result.x_mean).any()
-    assert not next(premise for premise in warm.premises if premise.name == "algorithm as stated").holds
-
-
-def test_warm_starts_are_feasible_for_any_reference():
-    """Another log, other pairs unseen, other floor, psi and radii; half the logs leave actions out."""
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        n_utilities = int(rng.integers(0, 4))
-        before, after = (
-            random_log(5, 4, n, n_utilities, seed=[seed, n], used_actions=int(rng.integers(1, 5)), evenness=0.3)
-            for n in (30, 50)
-        )
-        shared = {"gamma": 0.9, "slater": 0.2}
-        run = learn(before, **shared, psi=4, T=2000, rho0=np.full(5, 0.2), rng=rng, floor=1e-4)
-        settings = Settings(
-            **shared,
-            psi=float(rng.choice([1.0, 2.0, 8.0])),
-            T=100,
-            floor=float(rng.choice([1e-12, 1e-5, 1e-2])),
-            radius_V=float(rng.choice([1e-3, 10.0, 1e4])),
-            radius_lam=float(rng.choice([1e-3, 1.0, 40.0])),
-        ).resolve(5, 4, n_utilities)
-        reference = estimate_reference(after[:20], settings.floor)
-        start = adaptive._feasible_start(run, reference, settings)
-        x, mu_hat = start.x, reference.mu_hat
-        assert (x > 0).all()
-        assert (x <= settings.psi / 0.1 * mu_hat * (1 + 1e-12)).all()
-        assert x.sum() <= theory.sum_bound(0.9) * (1 + 1e-12)
-        assert (x / mu_hat).sum() <= theory.weight_bound(5, 4, n_utilities, 0.9, settings.psi) * (1 + 1e-12)
-        assert abs(start.V).max() <= settings.radius_V
-        assert start.lam.sum() <= settings.radius_lam * (1 + 1e-12)
-        learn(after[20:], settings, reference=reference, start=start, rho0=np.full(5, 0.2), rng=0)
 
 
 # ---- What may be claimed ----
@@ -572,7 +514,6 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
         ({"rho0": [1.0]}, ValueError, r"rho0 must have shape \(4,\), got \(1,\)"),
         ({"rng": -1}, ValueError, r"rng must be a seed >= 0, got -1"),
         ({"reuse": 1}, TypeError, r"reuse must be True or False, got 1"),
-        ({"warm_start": "yes"}, TypeError, r"warm_start must be True or False, got 'yes'"),
         ({"n_reference": 0}, ValueError, r"n_reference must be between 1 and \d+, got 0"),
         ({"n_descent": 1.5}, ValueError, r"n_descent must be a whole number, got 1.5"),
         ({"n_verification": True}, TypeError, r"n_verification must be a whole number, got bool"),
@@ -669,11 +610,10 @@ def all_bits(result):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 1500, 3000, 4321, 7000, 8999])
-@pytest.mark.parametrize("kind", ["reuse", "warm", "fresh"])
+@pytest.mark.parametrize("kind", ["reuse", "fresh"])
 def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path, kind, stop):
     changes = {
         "reuse": {},
-        "warm": {"warm_start": True},
         "fresh": {"reuse": False, "n_reference": 100, "n_descent": 100, "n_verification": 100},
     }[kind]
     log, arguments = levelled(**changes)

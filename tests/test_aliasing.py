@@ -377,7 +377,7 @@ def inputs(log, first="rho0"):
 def adaptive(log, start, **given):
     options = {"gamma": 0.5, "slater": 0.3, "eps": 0.1, "T": 300, "rng": 0, "floor": 0.01}
     given["known"].remove("psi")
-    return learn_adaptive(log, **options, **given, reuse=True, warm_start=True, max_levels=3, eps_divisor=1)
+    return learn_adaptive(log, **options, **given, reuse=True, max_levels=3, eps_divisor=1)
 
 
 RUNS = {

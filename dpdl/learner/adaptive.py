@@ -19,9 +19,7 @@ from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
-from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.data.reference import Reference
 from dpdl.files.atomic import FileLock
 from dpdl.learner import checkpoint
 from dpdl.learner.arguments import accepts, parse, refuse_unknown
@@ -33,8 +31,8 @@ from dpdl.learner.run import Run
 from dpdl.learner.verify import verify
 from dpdl.premises import Premise, combined
 from dpdl.question import pose
-from dpdl.result import Level, Point, Result
-from dpdl.settings import ESTIMATE, Resolved, SettingKeywords, Settings
+from dpdl.result import Level, Result
+from dpdl.settings import ESTIMATE, SettingKeywords, Settings
 from dpdl.stopping import Status
 from dpdl.theory import Problem
 
@@ -67,7 +65,6 @@ def learn_adaptive(
     growth: float = 2.0,
     eps_divisor: float = theory.ADAPTIVE_EPS_DIVISOR,
     exit_margin: float = theory.EXIT_MARGIN,
-    warm_start: bool = False,
     resume: bool = False,
     **keywords: Unpack[AdaptiveKeywords],
 ) -> Result:
@@ -103,8 +100,6 @@ def learn_adaptive(
         Largest number of levels.
     growth, eps_divisor, exit_margin : float, optional
         The 2 of Algorithm 2, the 15 of appendix G.2 and the 500 of equation (46).
-    warm_start : bool, optional
-        Start each level at the averages of the previous one, made feasible, instead of at the paper's start.
     known : collection of str, optional
         Which of "slater", "mixing_time" the caller vouches for.
 
@@ -144,7 +139,6 @@ def learn_adaptive(
         growth=growth,
         eps_divisor=eps_divisor,
         exit_margin=exit_margin,
-        warm_start=warm_start,
     )
     generator, levels = check.generator(rng), list[Level]()
     folder, resume = options.checkpoint, check.flag("resume", resume)
@@ -193,7 +187,8 @@ def _run_levels(
             step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
             checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
         )
-        layout, path = _layout_of_level(schedule, phases, previous), of_level.checkpoint
+        inputs = replace(schedule.inputs, n_reference=phases.n_reference)
+        layout, path = Layout.of(phases.log, phases.settings, inputs), of_level.checkpoint
         is_new = path is None or not path.exists()
         run = Run.new(layout, generator) if path is None or is_new else checkpoint.load(path, phases.log, like=layout)
         level, status, message = _run_level(schedule, phases, run, of_level, interrupts, is_new)
@@ -240,11 +235,10 @@ class _Schedule:
     growth: float
     eps_divisor: float
     exit_margin: float
-    warm_start: bool
     mixing_time_estimated: bool = False
 
     def __post_init__(self) -> None:
-        self.reuse, self.warm_start = check.flag("reuse", self.reuse), check.flag("warm_start", self.warm_start)
+        self.reuse = check.flag("reuse", self.reuse)
         for name, use in (("eps", "the accuracy that VERIFY tests for"), ("slater", "on which every level depends")):
             if getattr(self.base, name) is None:
                 raise TypeError(f"missing setting {name!r}: {use}")
@@ -401,16 +395,6 @@ class _Schedule:
         )
 
 
-def _layout_of_level(schedule: _Schedule, phases: _Phases, previous: Level | None) -> Layout:
-    """The layout of a level; with a warm start, the run begins at the averages of the previous level."""
-    inputs = replace(schedule.inputs, n_reference=phases.n_reference)
-    layout = Layout.of(phases.log, phases.settings, inputs)
-    if not schedule.warm_start or previous is None:
-        return layout
-    start = _feasible_start(previous.result, layout.reference, layout.settings)
-    return Layout.of(phases.log, phases.settings, replace(inputs, start=start), like=[layout])
-
-
 def _run_level(
     schedule: _Schedule, phases: _Phases, run: Run, options: Options, interrupts: Interrupts, is_new: bool
 ) -> tuple[Level, Status, str]:
@@ -438,23 +422,3 @@ def _run_level(
         result=result,
     )
     return level, status, message
-
-
-def _feasible_start(result: Result, reference: Reference, settings: Resolved) -> Point:
-    """The averages of a result, moved into the feasible sets of other settings and another mu_hat.
-
-    x is clipped to its caps, averaged over the pairs that are now unseen, and scaled to satisfy the two sum bounds. V
-    is clipped to its radius, and lam is scaled to its own.
-    """
-    mu_hat, gamma, tiny = reference.mu_hat, settings.gamma, np.finfo(float).tiny
-    sizes = reference.n_states, reference.n_actions, len(result.lam_mean)
-    x: Array = np.maximum(np.minimum(result.x_mean, settings.psi / (1 - gamma) * mu_hat), tiny)
-    unseen = np.ones(x.size, dtype=bool)
-    unseen[reference.pairs] = False
-    if unseen.any():
-        x.reshape(-1)[unseen] = x.reshape(-1)[unseen].mean()
-    weight_bound = theory.weight_bound(*sizes, gamma, settings.psi)
-    x *= min(1.0, theory.sum_bound(gamma) / x.sum(), weight_bound / (x / mu_hat).sum())
-    lam = np.maximum(result.lam_mean, tiny)
-    lam *= settings.radius_lam / max(settings.radius_lam, lam.sum())
-    return Point.of(x, np.clip(result.V_mean, -settings.radius_V, settings.radius_V), lam)
