@@ -60,7 +60,7 @@ def record(model, policy, survival, n_stays, seed=0):
     return table | {"left": table["left"] == 1, "vasopressors": vasopressors / 4, "fluids": fluids / 4}
 
 
-def main(n_stays=10_000, share=0.5):
+def main(n_stays=25_000, share=0.5):
     try:
         model, clinicians, survival = load()
     except ImportError:
