@@ -163,7 +163,7 @@ def test_labels_and_policies_keep_it(tmp_path):
         assert other.labels == labels
     policy.save(tmp_path / "policy.json")
     again = Policy.load(tmp_path / "policy.json")
-    assert json.loads((tmp_path / "policy.json").read_text())["version"] == 2
+    assert json.loads((tmp_path / "policy.json").read_text())["version"] == 3
     assert again.act(np.array([2.1, 1.0])) == "go"
     assert again.act([[0.0, 0.0], [2.0, 1.0]]).tolist() == ["stay", "go"]
     assert again.act(2) == "go"  # the label
@@ -173,19 +173,3 @@ def test_labels_and_policies_keep_it(tmp_path):
         again.index([[0.0, 0.0]])
     with pytest.raises(ValueError, match="states: 3 is not a state of the discretizer"):
         Labels([0, 3], [0], cells)
-    Policy([[1.0, 0.0], [0.0, 1.0]], Labels([0, 2], ["stay", "go"])).save(tmp_path / "plain.json")
-    assert json.loads((tmp_path / "plain.json").read_text())["version"] == 1
-
-
-def test_a_policy_of_version_1_still_opens(tmp_path):
-    """A file as it was written before there were discretizers; one without a discretizer is still written like this."""
-    old = (
-        '{"format": "dpdl policy", "version": 1, "labels": {"states": ["home", "ward"], "actions": ["rest", "drug"]}, '
-        '"units": null, "probabilities": [[1.0, 0.0], [0.25, 0.75]], "evidence": null, '
-        '"checksum": "54b4861e24c00dc04d7320577f6782de32da030575325bf73129018960a26be5"}\n'
-    )
-    (tmp_path / "old.json").write_text(old)
-    policy = Policy.load(tmp_path / "old.json")
-    assert policy.act("home") == "rest"
-    policy.save(tmp_path / "same.json")
-    assert (tmp_path / "same.json").read_text() == old

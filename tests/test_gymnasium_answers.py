@@ -18,7 +18,7 @@ def test_return_and_cost_are_inside_the_certificate(name, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     env, cost, limit = EXAMPLE["make"](name)
     np.savez("log.npz", **EXAMPLE["record"](env, cost, 50_000))
-    options = ["--cost", f"costs={limit}", "--limits", "total", "--gamma", "0.99"]
+    options = ["--limits", f"costs={limit}", "--limit-on", "total", "--gamma", "0.99"]
     assert cli.main(["solve", "log.npz", *options, "-o", "answer", "--json"]) == 0
     certificate = json.loads(capsys.readouterr().out)["certificate"]
     policy = dpdl.Policy.load("answer/policy.json")

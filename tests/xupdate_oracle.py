@@ -36,14 +36,19 @@ _GUARDED = DIGITS + 15  # guard digits: c beta reaches 1e6 and more, and cluster
 Number = Any  # an mpfr or mpf, or a float where that is exact
 
 
+def unbounded() -> Any:
+    """mpmath, whose exponents have no limit: MPFR's exp of 1e12 is infinite."""
+    mp = mpmath.MPContext()
+    mp.dps = _GUARDED
+    return mp
+
+
 def _arithmetic() -> Any:
     """gmpy2, which does all of it in C, if it is installed, else mpmath; the same digits either way."""
     try:
         import gmpy2
     except ImportError:
-        mp = mpmath.MPContext()
-        mp.dps = _GUARDED
-        return mp
+        return unbounded()
     # Python's own numbers in a gmpy2 expression are exact; only results are rounded, to the context's precision.
     gmpy2.set_context(gmpy2.context(precision=math.ceil(_GUARDED * math.log2(10))))
     return SimpleNamespace(
