@@ -136,7 +136,9 @@ def test_the_ties_are_met():
 def test_a_cap_at_or_beyond_what_the_second_sum_leaves(beyond, step, monkeypatch):
     """c_j cap = beyond B2: no feasible x_j is at its cap once that is one or more."""
     if step > 1e8:
-        monkeypatch.setattr("xupdate_oracle.mp", unbounded())
+        arithmetic = unbounded()
+        for module in ("xupdate_oracle", "test_xupdate"):
+            monkeypatch.setattr(f"{module}.mp", arithmetic)
     survey = Survey(0)
     for others in ([0.3, 0.2], [1e-12, 1e-30], []):
         c = np.array([2.0, 3.0, 50.0])[: 1 + len(others)]
