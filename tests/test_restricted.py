@@ -64,8 +64,8 @@ def test_refinement_leaves_rounding_only():
 
 @pytest.mark.parametrize(("reward", "utility"), [(1e-6, 1e-4), (2.0**-30, 1.0), (1e-12, 1e-9)])
 def test_answers_are_the_same_in_other_units(reward, utility):
-    models = [garnet(12, 3, 2, gamma=0.9, rng=seed) for seed in range(6)]
-    models += [random_problem(seed) for seed in range(12)]
+    models = [garnet(12, 3, 2, gamma=0.9, rng=seed) for seed in range(2)]
+    models += [random_problem(seed) for seed in range(6)]
     for model in models:
         other = CMDP(model.P, reward * model.r, utility * model.u, model.gamma, model.rho0, model.ends)
         for method in ("lp", "planner"):
