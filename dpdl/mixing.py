@@ -287,13 +287,14 @@ def estimate_mixing_time(log: Dataset, delta: float = 0.05) -> MixingEstimate:
     and tau(K) = max_ij TV(K(i, .), K(j, .)), by which K contracts every difference of two distributions.
 
     Radius of a row. The successors of the visits to state i, in order of visit, are independent draws of P(i, .). For
-    m of them |Q(i, .) - P(i, .)|_1 >= radius has probability at most 2^S exp(-m radius^2/2) (Weissman and others
+    m of them ``|Q(i, .) - P(i, .)|_1 >= radius`` has probability at most 2^S exp(-m radius^2/2) (Weissman and others
     2003). The number of visits is random: failure delta/(S m (m+1)) is spent on each m = 1, 2, ..., in all delta.
 
-    From rows to mixing. P^t - Q^t = sum over j < t of P^(t-1-j) (P - Q) Q^j, hence |P^t - Q^t|_1 <= e K_t rowwise,
-    with K_t = sum_{j<t} tau(Q^j); likewise |mu_P - mu_Q|_1 <= e K_inf, and K_inf <= K_t/(1 - tau(Q^t)). So, for every
-    P within the radii, E_P(t) <= E_Q(t) + e (K_t + K_inf)/2. The least t that makes this a quarter or less is the
-    bound; it is finite once every state was seen some hundred times (S + log) times the square of the mixing time.
+    From rows to mixing. P^t - Q^t = sum over j < t of P^(t-1-j) (P - Q) Q^j, hence ``|P^t - Q^t|_1 <= e K_t``
+    rowwise, with K_t = sum_{j<t} tau(Q^j); likewise ``|mu_P - mu_Q|_1 <= e K_inf``, and K_inf <= K_t/(1 - tau(Q^t)).
+    So, for every P within the radii, E_P(t) <= E_Q(t) + e (K_t + K_inf)/2. The least t that makes this a quarter or
+    less is the bound; it is finite once every state was seen some hundred times (S + log) times the square of the
+    mixing time.
 
     Examples
     --------
@@ -405,6 +406,8 @@ def _checked_kernel(kernel: Any) -> sp.csr_array:
 
 def _check_ergodic(P: sp.csr_array) -> None:
     """Raise ValueError unless the chain is irreducible and aperiodic."""
+    # The graph routines of older versions of scipy take indices of 32 bits alone.
+    P = sp.csr_array((P.data, P.indices.astype(np.int32), P.indptr.astype(np.int32)), shape=P.shape)
     n_classes, label = connected_components(P, directed=True, connection="strong")
     source = np.repeat(np.arange(P.shape[0]), np.diff(P.indptr))
     if n_classes > 1:

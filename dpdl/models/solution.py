@@ -35,9 +35,9 @@ class Solution:
     Attributes
     ----------
     status : {"optimal", "infeasible", "inaccurate", "limit", "interrupted"}
-        "optimal": the policy meets every constraint within 1e-9/(1-gamma), in units of the largest |u_i| of a step, and
-        earns `upper` within the tolerance that was asked for, or within 1e-9/(1-gamma), in units of the largest reward
-        of a step, if that is more. "infeasible": no policy meets every constraint, as `lam`
+        "optimal": the policy meets every constraint within 1e-9/(1-gamma), in units of its largest value in a step,
+        and earns `upper` within the tolerance that was asked for, or within 1e-9/(1-gamma), in units of the largest
+        reward of a step, if that is more. "infeasible": no policy meets every constraint, as `lam`
         proves; all figures are NaN (the arrays keep their shapes). "inaccurate": neither could be shown, for lack of
         precision, and the policy may be unsafe or far from the best; the bounds hold. This usually happens only with
         gamma within some 1e-6 of one, or probabilities below 1e-8, and a tolerance below 1e-8. "limit" and
