@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,7 +281,7 @@ def write(
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     trouble = naming_the_target(path, "the checkpoint could not be written")
     with trouble, _locked_temporary(path, held) as (temporary, file):
-        np.savez(file, **{_HEADER: text, **arrays})  # type: ignore[arg-type]
+        _write_npz(file, {_HEADER: text, **arrays})
         file.flush()
         os.fsync(file.fileno())
         if sys.platform == "win32":
@@ -292,6 +292,14 @@ def write(
             os.replace(temporary, path)
         with contextlib.suppress(OSError):  # makes the rename durable, where the platform supports that
             sync(path.parent)
+
+
+def _write_npz(file: IO[bytes], arrays: dict[str, NDArray[Any]]) -> None:
+    """Write arrays as `numpy.savez` does, and close the archive also if the disk is full."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Arrays]:
