@@ -404,6 +404,8 @@ class _Runs:
                 stop.set()
                 for future in futures:
                     future.cancel()
+                if self.threads:  # each lets go of its checkpoint, so that the caller can resume at once
+                    cf.wait(futures)
                 if self.folder is not None:
                     error.add_note(f"The runs can be resumed from {self.folder} with resume=True.")
                 raise
