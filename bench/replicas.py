@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from dpdl import Dataset, Replicas, learn, replicate
+from dpdl import Dataset, learn, replicate
+from dpdl.learner.replicate import Replicas
 from problems import LOOSE, make_log
 
 WANTED = 1.8

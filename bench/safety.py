@@ -17,7 +17,7 @@ Methods:
 
     lp         the plug-in linear program: the best policy of the observed frequencies and means
     margin     the same with J^u_i >= kappa: the least kappa at which the normal upper bounds of the costs (by
-               `dpdl.judge`, level delta over all constraints) keep the limits on the same log; unanswered without one
+               `judge`, level delta over all constraints) keep the limits on the same log; unanswered without one
     theory     DPDL as the theorem states it, told what no user knows: psi = C* and Slater's constant of the true model;
                10^6 steps, no margin
     coptidice  COptiDICE with its conservative cost bound (`bench/coptidice.py`), alpha = 1/n and epsilon = 0.1/n, where
@@ -64,6 +64,7 @@ import coptidice
 import dpdl
 import safety_problems as problems
 from dpdl import Dataset, exact
+from dpdl.models.judgement import judge
 from safety_model import BROKEN, Problem
 
 #: Margins that are tried first, and how precisely the least is found then, as shares of the largest one.
@@ -132,7 +133,7 @@ def _passes(case: Case, model: dpdl.CMDP, kappa: float, z: float) -> Any:
     found = model.solve(kappa)
     if found.status == "infeasible":
         return None
-    judged = dpdl.judge(found.policy, case.log, **case.known)
+    judged = judge(found.policy, case.log, **case.known)
     kept = all(one.value + z * one.error <= one.limit for one in judged.constraints)
     return found.policy if kept else None
 

@@ -18,29 +18,24 @@ if find_spec("dpdl._core") is None:
     )
 
 if TYPE_CHECKING:
-    from dpdl import exact, instances, mixing, policy, theory
+    from dpdl import exact, instances, mixing, theory
     from dpdl.acting import Policy
     from dpdl.data.dataset import Dataset
     from dpdl.data.discretizer import Discretizer
-    from dpdl.data.labels import Labels
-    from dpdl.data.reference import Reference, estimate_reference
     from dpdl.data.sources import read_log
-    from dpdl.gym import Rollout, rollout
+    from dpdl.gym import rollout
     from dpdl.learner.adaptive import learn_adaptive
-    from dpdl.learner.checkpoint import Peek, peek
+    from dpdl.learner.checkpoint import peek
     from dpdl.learner.learn import learn, resume
-    from dpdl.learner.replicate import Replicas, Sweep, replicate, sweep
-    from dpdl.learner.slater import SlaterEstimate, estimate_slater
-    from dpdl.learner.verify import Verification, verify
+    from dpdl.learner.replicate import replicate, sweep
+    from dpdl.learner.verify import verify
     from dpdl.models.cmdp import CMDP
-    from dpdl.models.judgement import Judgement, judge
-    from dpdl.premises import Premise
-    from dpdl.question import Question
-    from dpdl.result import Level, Point, Result
+    from dpdl.models.judgement import plan
+    from dpdl.result import Result
     from dpdl.safety.answer import Answer, AnswerStatus
     from dpdl.safety.certificate import Certificate, certify
-    from dpdl.safety.coverage import Coverage, coverage
-    from dpdl.safety.fit import ModelCheck, check_model
+    from dpdl.safety.coverage import coverage
+    from dpdl.safety.fit import check_model
     from dpdl.safety.frontier import Frontier, frontier
     from dpdl.safety.safe import safe_policy
     from dpdl.settings import Settings
@@ -50,32 +45,27 @@ if TYPE_CHECKING:
 
 #: Where the public names are defined, as the block above has it for type checkers; "" for a module of the package.
 _HOMES = {
-    "": "exact instances mixing policy theory",
+    "": "exact instances mixing theory",
     "acting": "Policy",
-    "learner.slater": "SlaterEstimate estimate_slater",
-    "learner.verify": "Verification verify",
     "data.dataset": "Dataset",
     "data.discretizer": "Discretizer",
-    "data.labels": "Labels",
-    "data.reference": "Reference estimate_reference",
-    "gym": "Rollout rollout",
-    "models.cmdp": "CMDP",
-    "models.judgement": "Judgement judge",
-    "premises": "Premise",
-    "question": "Question",
-    "result": "Level Point Result",
+    "data.sources": "read_log",
+    "gym": "rollout",
     "learner.adaptive": "learn_adaptive",
-    "learner.checkpoint": "Peek peek",
+    "learner.checkpoint": "peek",
     "learner.learn": "learn resume",
-    "learner.replicate": "Replicas Sweep replicate sweep",
+    "learner.replicate": "replicate sweep",
+    "learner.verify": "verify",
+    "models.cmdp": "CMDP",
+    "models.judgement": "plan",
+    "result": "Result",
     "safety.answer": "Answer AnswerStatus",
     "safety.certificate": "Certificate certify",
-    "safety.coverage": "Coverage coverage",
-    "safety.fit": "ModelCheck check_model",
+    "safety.coverage": "coverage",
+    "safety.fit": "check_model",
     "safety.frontier": "Frontier frontier",
     "safety.safe": "safe_policy",
     "settings": "Settings",
-    "data.sources": "read_log",
     "stopping": "Status",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -85,42 +75,24 @@ __all__ = [
     "Answer",
     "AnswerStatus",
     "Certificate",
-    "Coverage",
     "Dataset",
     "Discretizer",
     "Frontier",
-    "Judgement",
-    "Labels",
-    "Level",
-    "ModelCheck",
-    "Peek",
-    "Point",
     "Policy",
-    "Premise",
-    "Question",
-    "Reference",
-    "Replicas",
     "Result",
-    "Rollout",
     "Settings",
-    "SlaterEstimate",
     "Status",
-    "Sweep",
-    "Verification",
     "certify",
     "check_model",
     "coverage",
-    "estimate_reference",
-    "estimate_slater",
     "exact",
     "frontier",
     "instances",
-    "judge",
     "learn",
     "learn_adaptive",
     "mixing",
     "peek",
-    "policy",
+    "plan",
     "read_log",
     "replicate",
     "resume",

@@ -20,7 +20,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.sources import read_log
 from dpdl.models.cmdp import CMDP
-from dpdl.models.plug_in import plug_in
+from dpdl.models.judgement import plan
 from dpdl.models.status_line import StatusLine
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
@@ -228,9 +228,9 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
 def compare(log: Dataset, answer: Answer | None = None) -> tuple[Truth, Truth | None]:
     """The truth about the plug-in optimum of a log and its certified policy, None if it certifies none."""
     answer = safe_policy(log, **QUESTION, progress=False) if answer is None else answer
-    plan = plug_in(log, **QUESTION).solve().policy
+    optimum = plan(log, **QUESTION).policy
     certified = None if answer.policy is None else evaluate(in_order(answer.policy, log))
-    return evaluate(in_order(plan, log)), certified
+    return evaluate(in_order(optimum, log)), certified
 
 
 def draw_demo(demo: Demo, path: str) -> None:

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from dpdl import (
-    CMDP,
-    Dataset,
-    Point,
-    Reference,
-    estimate_reference,
-    instances,
-    learn,
-    learn_adaptive,
-    replicate,
-    resume,
-    sweep,
-)
+from dpdl import CMDP, Dataset, instances, learn, learn_adaptive, replicate, resume, sweep
+from dpdl.data.reference import Reference, estimate_reference
+from dpdl.result import Point
 from logs import KINDS, assert_same, columns, make_log
 
 RUN = {"gamma": 0.5, "psi": 3, "slater": 0.3, "T": 600, "rng": 0, "floor": 0.01}

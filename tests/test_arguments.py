@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from dpdl import (
-    Dataset,
-    Reference,
-    Settings,
-    estimate_slater,
-    instances,
-    learn,
-    learn_adaptive,
-    mixing,
-    replicate,
-    resume,
-    sweep,
-    verify,
-)
+from dpdl import Dataset, Settings, instances, learn, learn_adaptive, mixing, replicate, resume, sweep, verify
 from dpdl import _validation as check
+from dpdl.data.reference import Reference
 from dpdl.learner.drive import OptionKeywords
+from dpdl.learner.slater import estimate_slater
 from dpdl.settings import SettingKeywords
 from logs import make_log
 

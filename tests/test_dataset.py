@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from dpdl import _validation as check
-from dpdl import estimate_reference, estimate_slater, exact, learn, verify
+from dpdl import exact, learn, verify
 from dpdl.data import packing
 from dpdl.data.dataset import Dataset, record_dtype
+from dpdl.data.reference import estimate_reference
+from dpdl.learner.slater import estimate_slater
 from problems import random_log
 
 GOOD = {

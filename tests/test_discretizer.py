@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdl import Discretizer, Labels, Policy
+from dpdl import Discretizer, Policy
+from dpdl.data.labels import Labels
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -5,17 +5,8 @@ import pytest
 import scipy.sparse as sp
 
 import logs
-from dpdl import (
-    CMDP,
-    Dataset,
-    Settings,
-    estimate_slater,
-    exact,
-    learn,
-    mixing,
-    resume,
-    verify,
-)
+from dpdl import CMDP, Dataset, Settings, exact, learn, mixing, resume, verify
+from dpdl.learner.slater import estimate_slater
 from logs import assert_same
 from problems import Run
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import logs
-from dpdl import CMDP, Labels, Policy, exact, judge, rollout
+from dpdl import CMDP, Policy, exact, rollout
 from dpdl import gym as rollouts
 from dpdl import policy as policies
+from dpdl.data.labels import Labels
+from dpdl.models.judgement import judge
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, world
 
 MAKE = {

@@ -13,9 +13,10 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))
 
 import dpdl
 import fit_worlds as worlds
-from dpdl import Dataset, ModelCheck, check_model
+from dpdl import Dataset, check_model
 from dpdl.report import report_html
 from dpdl.safety.episodes import own_totals, steps
+from dpdl.safety.fit import ModelCheck
 from dpdl.safety.residuals import Half, units
 
 GAMMA = worlds.GAMMA

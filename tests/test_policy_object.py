@@ -9,8 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from dpdl import Dataset, Labels, Policy, learn, policy, read_log, replicate, resume
+from dpdl import Dataset, Policy, learn, policy, read_log, replicate, resume
 from dpdl.acting import Evidence, evidence
+from dpdl.data.labels import Labels
 from dpdl.question import Question, pose
 
 TABLE = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.1, 0.9]])

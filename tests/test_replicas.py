@@ -13,7 +13,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpdl import Dataset, Settings, Status, estimate_reference, instances, learn, replicate, sweep
+from dpdl import Dataset, Settings, Status, instances, learn, replicate, sweep
+from dpdl.data.reference import estimate_reference
 from dpdl.learner import defaults
 from dpdl.learner.layout import Coordinates
 from dpdl.learner.replicate import PLAN

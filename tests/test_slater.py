@@ -7,8 +7,9 @@ import pytest
 from scipy.optimize import linprog
 
 import logs
-from dpdl import CMDP, Dataset, Status, estimate_slater, exact, instances, learn
+from dpdl import CMDP, Dataset, Status, exact, instances, learn
 from dpdl.learner import slater
+from dpdl.learner.slater import estimate_slater
 from dpdl.models import linear_programs as programs
 
 GAMMA = 0.6

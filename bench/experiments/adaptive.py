@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from dpdl import Level, Status, learn_adaptive, theory
+from dpdl import Status, learn_adaptive, theory
+from dpdl.result import Level
 
 from .common import Known, Outcome, each, table, with_concentrability
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdl import CMDP, Dataset, Reference, Result, instances, theory
+from dpdl import CMDP, Dataset, Result, instances, theory
+from dpdl.data.reference import Reference
 
 Array = NDArray[np.float64]
 Item, Value = TypeVar("Item"), TypeVar("Value")

@@ -14,7 +14,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.stats import binom
 
-from dpdl import Reference, theory
+from dpdl import theory
+from dpdl.data.reference import Reference
 
 from .common import Array, Known, Outcome, each, table, with_concentrability
 

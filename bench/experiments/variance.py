@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import linprog
 
-from dpdl import Dataset, Reference, exact, learn, theory
+from dpdl import Dataset, exact, learn, theory
+from dpdl.data.reference import Reference
 from dpdl.result import Point
 
 from .common import Array, Known, Outcome, each, table, with_concentrability

@@ -29,10 +29,12 @@ from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl import policy as policies
 from dpdl._validation import Array
+from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
 from dpdl.models.cmdp import CMDP
 from dpdl.models.linear_programs import fill
 from dpdl.models.plug_in import plug_in
+from dpdl.models.solution import Solution
 from dpdl.models.solving import Kernel
 from dpdl.question import AVERAGE, Question, pose
 
@@ -229,6 +231,79 @@ def judge(
     model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
     given = rho0 is not None or initial_states is not None
     return Judge(dataset, model, not given).of(check.policy_array("policy", policy, *model.r.shape))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Plan:
+    """The best policy of the plug-in model of a log; `plan` makes one.
+
+    Attributes
+    ----------
+    solution : Solution
+        The planner's answer, with bounds and multipliers, in its scaled units.
+    policy : Policy or None
+        The policy; None if there is none that keeps the limits on that model, or none was found.
+    evaluation : Judgement or None
+        Its reward and constraints, in the caller's units: estimates that look better than they are, because the policy
+        was chosen by them.
+    """
+
+    solution: Solution
+    policy: Policy | None
+    evaluation: Judgement | None
+
+    @property
+    def status(self) -> str:
+        """The status of the solution: "optimal", "infeasible", ..."""
+        return self.solution.status
+
+    @property
+    def success(self) -> bool:
+        """Whether the policy is optimal."""
+        return self.status == "optimal"
+
+    def __repr__(self) -> str:
+        return "\n".join([self.status, *([] if self.evaluation is None else self.evaluation.lines())])
+
+
+def plan(
+    log: Dataset,
+    *,
+    gamma: float,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
+    rho0: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+) -> Plan:
+    """Return the plug-in optimum: the policy with the highest reward that keeps the limits on the model of the counts.
+
+    It is exact and quick, and no certificate: noise of the log is taken for truth, so that a limit that binds is broken
+    on about every second log (`dpdl.safe_policy`).
+
+    Parameters
+    ----------
+    log : Dataset
+    gamma : float
+        Discount.
+    limits, limit_on
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
+    rho0, initial_states : array_like, optional
+        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+
+    Examples
+    --------
+    >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.2], costs={"wear": [3.0, 0.0]}, n_states=1, n_actions=2)
+    >>> best = plan(log, gamma=0.9, limits={"wear": 1.5}, limit_on="average", rho0=[1.0])
+    >>> best.status, best.policy.round(3).tolist()
+    ('optimal', [[0.5, 0.5]])
+    """
+    dataset = pose(log, gamma, limits, limit_on)
+    model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
+    solution = model.solve()
+    if np.isnan(solution.policy).any():
+        return Plan(solution, None, None)
+    judge = Judge(dataset, model, rho0 is None and initial_states is None)
+    return Plan(solution, Policy(solution.policy, log.labels, dataset.question), judge.of(solution.policy))
 
 
 @dataclass(frozen=True, eq=False)
