@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,20 +75,20 @@ def answers(seed: int) -> dict[str, tuple[str, float, float]]:
         "plan to 0.1%": model.solve(method="planner", tol=1e-3),
         "inside D(psi)": model.solve(psi=psi, mu=mu),
     }
-    found = {}
+    values = {}
     for name, solution in solutions.items():
         allowed = promised if name != "plan to 0.1%" else promised + 1e-3 * abs(unit * solution.reward)
-        found[name] = (solution.status, unit * solution.reward, allowed)
+        values[name] = (solution.status, unit * solution.reward, allowed)
     if model.n_utilities:
-        found["slater"] = ("", model.slater(), promised)
-        found["slater in D(psi)"] = ("", model.slater(psi, mu), promised)
+        values["slater"] = ("", model.slater(), promised)
+        values["slater in D(psi)"] = ("", model.slater(psi, mu), promised)
     if solutions["lp"].status == "optimal":
         value = model.concentrability(mu)
-        found["concentrability"] = ("", value, PROMISED["concentrability"] * abs(value))
+        values["concentrability"] = ("", value, PROMISED["concentrability"] * abs(value))
     if model.gamma < 0.999:
         value = unit * exact.saddle_value(model, mu, mu, psi, 0.0, 0.3)
-        found["saddle value"] = ("", value, 2 * PROMISED["saddle"])
-    return found
+        values["saddle value"] = ("", value, 2 * PROMISED["saddle"])
+    return values
 
 
 def certificates(seed: int) -> dict[str, tuple[str, float, float]]:
@@ -103,9 +104,9 @@ def certificates(seed: int) -> dict[str, tuple[str, float, float]]:
     rho0 = np.full(S, 1 / S)
     answer = dpdl.safe_policy(log, **question, rho0=rho0, progress=False)
     certificate = dpdl.certify(np.full((S, A), 1 / A), log, **question, rho0=rho0)
-    found = {"safe_policy": answer.certificate.constraints[0], "certify": certificate.constraints[0]}
+    bounds = {"safe_policy": answer.certificate.constraints[0], "certify": certificate.constraints[0]}
     statuses = {"safe_policy": answer.status.name, "certify": str(certificate.holds)}
-    return {name: (statuses[name], bound.bound, 1e-6 * abs(bound.bound)) for name, bound in found.items()}
+    return {name: (statuses[name], bound.bound, 1e-6 * abs(bound.bound)) for name, bound in bounds.items()}
 
 
 def compare(runs: dict[str, list[dict[str, tuple[str, float, float]]]]) -> int:
@@ -113,9 +114,9 @@ def compare(runs: dict[str, list[dict[str, tuple[str, float, float]]]]) -> int:
     (first, reference), *others = runs.items()
     n_different = 0
     for kernel, run in others:
-        for seed, (one, other) in enumerate(zip(reference, run, strict=True)):
-            for solver in sorted({*one, *other}):
-                a, b = one.get(solver), other.get(solver)
+        for seed, (expected, answered) in enumerate(zip(reference, run, strict=True)):
+            for solver in sorted({*expected, *answered}):
+                a, b = expected.get(solver), answered.get(solver)
                 same = a is not None and b is not None and a[0] == b[0]
                 if same and not (a[1] == b[1] or abs(a[1] - b[1]) <= max(a[2], b[2])):
                     same = np.isnan(a[1]) and np.isnan(b[1])
@@ -160,14 +161,19 @@ def main() -> int:
     if options.print:
         json.dump([answers(seed) | certificates(seed) for seed in range(options.problems)], sys.stdout)
         return 0
-    runs, itself = {}, [sys.executable, __file__, "--print", "--problems", str(options.problems)]
-    print(f"{'kernel':12} {'seconds':>8}  statuses", flush=True)
-    for name, change in supported().items():
-        began = time.perf_counter()
+    itself = [sys.executable, __file__, "--print", "--problems", str(options.problems)]
+
+    def run(change: dict[str, str]) -> list[dict[str, tuple[str, float, float]]]:
         output = subprocess.run(itself, env=os.environ | change, capture_output=True, text=True, check=True).stdout
-        runs[name] = json.loads(output)
-        statuses = Counter(one[0] for each in runs[name] for one in each.values() if one[0])
-        print(f"{name:12} {time.perf_counter() - began:8.1f}  {dict(sorted(statuses.items()))}", flush=True)
+        return json.loads(output)
+
+    print(f"{'kernel':12} statuses", flush=True)
+    runs = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, answered in zip(supported(), pool.map(run, supported().values()), strict=True):
+            runs[name] = answered
+            statuses = Counter(status for each in answered for status, _, _ in each.values() if status)
+            print(f"{name:12} {dict(sorted(statuses.items()))}", flush=True)
     n_different = compare(runs)
     print(f"{options.problems} problems under {len(runs)} kernels: {n_different} answers differ")
     return int(n_different > 0)
