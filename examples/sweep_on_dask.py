@@ -14,7 +14,7 @@ import numpy as np
 from dask.distributed import Client, LocalCluster
 
 import dpdl
-from dpdl.instances import hazard_gridworld
+from dpdl.instances import garnet
 
 
 def main(n_steps=200_000):
@@ -23,13 +23,13 @@ def main(n_steps=200_000):
 
 
 def run(path, n_steps):
-    grid = hazard_gridworld()
-    grid.cmdp.rollout(50_000, grid.behaviour(), rng=np.random.default_rng(0)).save(path)
+    model = garnet(50, 4, gamma=0.9, slater=0.15, rng=0)
+    model.rollout(50_000, np.full((50, 4), 0.25), rng=0).save(path)
     log = dpdl.Dataset.open(path)
-    settings = dpdl.Settings(gamma=grid.cmdp.gamma, slater=0.15, T=n_steps, kappa=0.1)
+    settings = dpdl.Settings(gamma=model.gamma, slater=0.15, T=n_steps, kappa=0.1)
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         table = dpdl.sweep(
-            log, settings, over={"psi": [2, 4, 8, 16]}, rho0=grid.cmdp.rho0, rng=0, executor=client.get_executor()
+            log, settings, over={"psi": [2, 4, 8, 16]}, rho0=model.rho0, rng=0, executor=client.get_executor()
         )
     print(table)
     return table

@@ -8,11 +8,6 @@ from dpdl import instances
 from kinds import lake, ring
 
 
-@pytest.fixture(scope="module")
-def grid():
-    return instances.hazard_gridworld()
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("n_utilities", "slater"), [(1, 0.1), (3, 0.05), (2, 0.4)])
 def test_garnet_meets_the_requested_slater_constant(seed, n_utilities, slater):
@@ -67,77 +62,6 @@ def test_garnet_is_reproducible():
 def test_garnet_refuses_bad_sizes_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         instances.garnet(**({"n_states": 10, "n_actions": 2} | changes))
-
-
-def test_gridworld_moves_and_slips(grid):
-    P = grid.cmdp.P.toarray().reshape(grid.cmdp.n_states, 4, -1)
-    state = {tuple(cell): s for s, cell in enumerate(grid.cells.tolist())}
-    right = P[state[5, 1], 1]
-    assert right[state[5, 2]] == pytest.approx(0.9)  # ahead
-    assert right[state[4, 1]] == pytest.approx(0.05)  # to the side
-    assert right[state[5, 1]] == pytest.approx(0.05)  # off the map
-    into_wall = P[state[3, 1], 1]
-    assert into_wall[state[3, 1]] == pytest.approx(0.9)
-    np.testing.assert_array_equal(P[grid.kinds == "G"], np.broadcast_to(grid.cmdp.rho0, (1, 4, len(P))))
-    assert grid.cmdp.rho0[state[4, 0]] == 1
-
-
-def test_gridworld_pays_at_the_goal_and_charges_fire_and_mud(grid):
-    np.testing.assert_array_equal(grid.cmdp.r[:, 0], grid.kinds == "G")
-    np.testing.assert_allclose(grid.cmdp.u[0, :, 2], 0.15 - (grid.kinds == "^"))
-    np.testing.assert_allclose(grid.cmdp.u[1, :, 2], 0.15 - (grid.kinds == "~"))
-    assert grid.cmdp.n_states == 6 * 9 - str(grid).count("#")
-
-
-def test_gridworld_shows_a_conflict_that_a_mixture_settles(grid):
-    free, safe = grid.cmdp.unconstrained().solve(), grid.cmdp.solve()
-    assert 0.05 * grid.cmdp.evaluate(free.policy).utilities[0] < -0.3
-    np.testing.assert_allclose(safe.utilities, 0, atol=1e-7)
-    assert 0.6 < safe.reward / free.reward < 0.7
-    assert grid.cmdp.slater() > 0.1
-    at_start = np.sort(safe.policy[grid.kinds == "S"][0])
-    assert at_start[-2] > 0.2  # two routes in earnest
-
-
-def test_gridworld_behaviour_is_mediocre_and_covers_everything(grid):
-    policy = grid.behaviour()
-    assert policy.min() >= 0.05 - 1e-12
-    np.testing.assert_allclose(policy.sum(axis=1), 1)
-    value = grid.cmdp.evaluate(policy)
-    assert value.reward < 0.5 * grid.cmdp.solve().reward
-    assert grid.cmdp.concentrability(value.occupancy * 0.05) < 15
-
-
-def test_hasty_and_careful_drivers_take_the_routes_they_should(grid):
-    hasty = grid.cmdp.evaluate(grid.behaviour(hasty=1.0, careful=0.0))
-    careful = grid.cmdp.evaluate(grid.behaviour(hasty=0.0, careful=1.0))
-    assert hasty.utilities[0] < 0 < careful.utilities.min()
-    assert hasty.reward > careful.reward
-
-
-def test_picture_shows_the_route(grid):
-    policy = grid.cmdp.unconstrained().solve().policy
-    assert grid.picture(policy).splitlines()[4] == "S→→→→→→→G"
-    assert [len(line) for line in str(grid).splitlines()] == [9] * 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"slip": 1.5}, "slip must be >= 0 and <= 1, got 1.5"),
-        ({"gamma": 0.0}, "gamma must be > 0 and < 1, got 0.0"),
-        ({"hazard_budget": 0.0}, "hazard_budget must be > 0 and < 1, got 0.0"),
-        ({"mud_budget": 1.0}, "mud_budget must be > 0 and < 1, got 1.0"),
-    ],
-)
-def test_gridworld_refuses_bad_numbers_by_name(changes, message):
-    with pytest.raises(ValueError, match=message):
-        instances.hazard_gridworld(**changes)
-
-
-def test_behaviour_refuses_shares_above_one(grid):
-    with pytest.raises(ValueError, match=r"careful must be >= 0 and <= 0\.5, got 0\.6"):
-        grid.behaviour(hasty=0.5, careful=0.6)
 
 
 # ---- Rings and lakes ----

@@ -1,7 +1,7 @@
 """Theorem 5.1: on the hard family no learner loses less than the bound; and DPDL's loss keeps falling.
 
 The loss is L = [J* - J]_+ + gamma varpi_c/(1-gamma) violation, whose mean over random signs is at least the proof's
-bound at the proof's varpi (`dpdl.instances.hard_bounds` on means and maxima). Two learners must lie above it for all N.
+bound at the proof's varpi (the module `bounds` here on means and maxima). Two learners must lie above it for all N.
 The module `hard` here says why that is only half of a test, and what the other half is: at the largest varpi that the
 family admits, varpi_c = 0.2 and varpi_u = 1/2, the loss of DPDL must fall at least like N^(-0.4), where the upper bound
 has N^(-1/2).
@@ -19,6 +19,7 @@ import numpy as np
 from dpdl import instances
 from dpdl.instances import BlockInstance
 
+from .bounds import hardest_varpi, loss, loss_floor, suboptimality_bound
 from .common import Outcome, each
 from .hard import Bounded, Learners, untaught
 
@@ -38,27 +39,27 @@ def run(quick: bool) -> Outcome:
     plain = (0.8 * (1 - GAMMA) / (GAMMA * n_signs), 0.5)  # the largest varpi_c and varpi_u that the family admits
     example = instance(*plain, seed=0)
     learners = Learners(example.slater)
-    sizes = learners.sizes(example, example.loss(untaught(example)), (1, 2, 4) if quick else (1, 2, 4, 8, 16))
+    sizes = learners.sizes(example, loss(example, untaught(example)), (1, 2, 4) if quick else (1, 2, 4, 8, 16))
     n_seeds = 2 if quick else 10
 
     def hardest(n: int) -> tuple[float, float]:
-        return tuple(float(instances.hardest_varpi(n, k, C, GAMMA)) for k in (n_signs, n_unconstrained))
+        return tuple(float(hardest_varpi(n, k, C, GAMMA)) for k in (n_signs, n_unconstrained))
 
     def losses(task: tuple[int, int]) -> tuple[float, float, float, float, float]:
         n, seed = task
         here = instance(*hardest(n), seed)
         log = here.cmdp.sample(n, here.mu, rng=np.random.default_rng([seed, n]))
-        hidden = here.loss(learners.dpdl(here, log, seed)), here.loss(learners.plug_in(here, log))
+        hidden = loss(here, learners.dpdl(here, log, seed)), loss(here, learners.plug_in(here, log))
         here = instance(*plain, seed)
         log = here.cmdp.sample(n, here.mu, rng=np.random.default_rng([seed, n, 1]))
         policy = learners.dpdl(here, log, seed)
-        return *hidden, here.loss(policy), here.loss_floor(policy), here.violation(policy)
+        return *hidden, loss(here, policy), loss_floor(here, policy), here.violation(policy)
 
     found = np.array([each(losses, [(n, seed) for seed in range(n_seeds)]) for n in sizes])
     dpdl, plug_in, learned, signs, violation = np.moveaxis(found, 2, 0)
     return Bounded(
         sizes,
-        instances.suboptimality_bound(np.array(sizes), *SIZES, C, GAMMA),
+        suboptimality_bound(np.array(sizes), *SIZES, C, GAMMA),
         learners.upper(example, sizes),
         (dpdl, plug_in),
         learned,

@@ -17,6 +17,7 @@ import numpy as np
 from dpdl import instances
 from dpdl.instances import NoSlaterInstance
 
+from .bounds import hardest_varpi, violation_bound
 from .common import Outcome, each
 from .hard import Bounded, Learners, untaught
 
@@ -37,7 +38,7 @@ def run(quick: bool) -> Outcome:
 
     def violations(task: tuple[int, int]) -> tuple[float, float, float]:
         n, seed = task
-        here = instance(float(instances.hardest_varpi(n, N_BLOCKS, C, GAMMA, "no_slater")), seed)
+        here = instance(float(hardest_varpi(n, N_BLOCKS, C, GAMMA, "no_slater")), seed)
         log = here.cmdp.sample(n, here.mu, rng=np.random.default_rng([seed, n]))
         hidden = here.violation(learners.dpdl(here, log, seed)), here.violation(learners.plug_in(here, log))
         here = instance(0.5, seed)
@@ -48,7 +49,7 @@ def run(quick: bool) -> Outcome:
     dpdl, plug_in, learned = np.moveaxis(found, 2, 0)
     return Bounded(
         sizes,
-        instances.violation_bound(np.array(sizes), N_BLOCKS, C, GAMMA),
+        violation_bound(np.array(sizes), N_BLOCKS, C, GAMMA),
         TOLD / 8 * learners.upper(example, sizes),
         (dpdl, plug_in),
         learned,

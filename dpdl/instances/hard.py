@@ -9,7 +9,6 @@ s_0, decides in s_1 and collects in s_plus or s_minus. With
 
 and a weight rho on the block, s_0 is visited rho v0/(1-gamma) times, s_1 rho v1 times, and s_plus and s_minus together
 rho v/(1-gamma) times, whatever the policy. States without a choice treat all actions alike, and mu is on action 0.
-`dpdl.instances.hard_bounds` has the bounds that follow.
 
 Where the constructions differ from the printed ones, docs/paper-map.md says how. Remark F.4's action e' lifts all
 utilities at once for a reward of -1. The optimum stays where it was, for all theta, only if gamma varpi_c S_c K is at
@@ -30,7 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl._validation import Array
-from dpdl.instances.hard_bounds import blocks, checked_constants, visits
 from dpdl.models.cmdp import CMDP
 
 Signs = NDArray[np.int64]
@@ -116,30 +114,14 @@ class BlockInstance(HardInstance):
     [[0.4, 0.0, 0.0], [0.016667, 0.016667, 0.033333]]
     >>> hard.utilities(best)[-4:].round(6) + 0.0
     array([0.      , 0.      , 0.016667, 0.016667])
-    >>> abs(hard.reward(best) - hard.optimal_value) < 1e-15, abs(hard.loss(best)) < 1e-15
+    >>> abs(hard.reward(best) - hard.optimal_value) < 1e-15, hard.violation(best) < 1e-15 < hard.violation(uniform)
     (True, True)
-    >>> hard.loss(uniform) > hard.loss_floor(uniform) > 0
-    True
     """
 
     theta_c: Signs
     theta_u: Signs
     varpi_c: float
     varpi_u: float
-
-    def loss(self, policy: ArrayLike) -> float:
-        """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (Lemma F.1)."""
-        price = self.cmdp.gamma * self.varpi_c / (1 - self.cmdp.gamma)
-        return max(self.optimal_value - self.reward(policy), 0.0) + price * self.violation(policy)
-
-    def loss_floor(self, policy: ArrayLike) -> float:
-        """Return what L(pi; theta) is at least, in terms of the errors in theta (Lemma F.1)."""
-        (n, k), deciding = self.theta_c.shape, np.asarray(policy)[1:-1:4]
-        a, a_u = deciding[:n, :k], deciding[n:, 0]
-        wrong_c = abs(4 * k * a - (self.theta_c + 1) / 2).mean() / 8 * self.varpi_c
-        wrong_u = abs(a_u - (self.theta_u + 1) / 2).mean() * self.varpi_u if a_u.size else 0.0
-        share = 0.5 if a_u.size else 1.0
-        return float(share * visits(self.cmdp.gamma)[2] / (1 - self.cmdp.gamma) * (wrong_c + wrong_u))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +150,27 @@ class NoSlaterInstance(HardInstance):
 
     theta: Signs
     varpi: float
+
+
+def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> tuple[int, int, int]:
+    """Return K, S_c and S_u: how `lower_bound` divides S blocks, given A actions and I utilities (appendix F.1).
+
+    There are K = min([I/2], [(A-1)/2]) pairs (a_i, b_i) in each of S_c = min([I/(2K)], S) constrained blocks. The other
+    blocks are unconstrained, or left out if they are fewer than four.
+
+    Examples
+    --------
+    >>> blocks(10, 5, 8)
+    (2, 2, 8)
+    >>> blocks(5, 5, 8)
+    (2, 2, 0)
+    """
+    n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
+    n_actions = check.whole("n_actions", n_actions, at_least=3)
+    n_utilities = check.whole("n_utilities", n_utilities, at_least=8)
+    pairs = min(n_utilities // 2, (n_actions - 1) // 2)
+    constrained = min(n_utilities // (2 * pairs), n_blocks)
+    return pairs, constrained, n_blocks - constrained if constrained < n_blocks - 3 else 0
 
 
 def lower_bound(
@@ -221,7 +224,7 @@ def lower_bound(
     (0.0009, 0.6899)
     """
     k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
-    C, gamma = checked_constants(concentrability, gamma)
+    C, gamma = _checked_constants(concentrability, gamma)
     repaired = check.flag("repaired", repaired)
     most = min(0.5, 0.8 * (1 - gamma) / (gamma * n_c * k)) if repaired else 0.5
     if varpi_u is not None and n_u == 0:
@@ -330,7 +333,7 @@ def no_slater(
     ([0.0, 1.0, 1.0, 0.0, 1.0, 0.0], 0.0, True)
     """
     n = check.whole("n_blocks", n_blocks, at_least=4)
-    C, gamma = checked_constants(concentrability, gamma)
+    C, gamma = _checked_constants(concentrability, gamma)
     rng = check.generator(rng)
     theta = _signs("theta", theta, (n,), 0, rng)
     varpi = _varpi("varpi", varpi, 0.5, rng)
@@ -367,6 +370,17 @@ def no_slater(
         varpi=varpi,
         visits=check.frozen(np.concatenate([[v0 / (1 - gamma), 0, 0], np.full(n, v1 / n), [0]])),
     )
+
+
+def visits(gamma: float) -> tuple[float, float, float]:
+    """Return v0, v1 and v (equation (38))."""
+    return 2 / (2 + gamma), 2 * gamma / (4 - gamma**2), gamma**2 / (4 - gamma**2)
+
+
+def _checked_constants(concentrability: float, gamma: float) -> tuple[float, float]:
+    """Check the ranges of C and gamma that both theorems assume."""
+    C = check.real("concentrability", concentrability, at_least=2)
+    return C, check.real("gamma", gamma, at_least=0.5, below=1)
 
 
 def _signs(

@@ -1,6 +1,6 @@
-"""Lower bounds as functions of the number of samples, and the sizes that their proofs use.
+"""Lower bounds as functions of the number of samples, and the loss that they are about (appendix F).
 
-The problems themselves are in `dpdl.instances.hard`. The theorems give rates up to a universal constant; their proofs
+The problems themselves are in `dpdl.instances`. The theorems give rates up to a universal constant; their proofs
 have constants, which the functions below use by default. The proofs have gaps, listed in docs/paper-map.md, which do
 not affect these constants. Those of the argument by Fano's inequality close with Assouad's lemma, over the whole cube
 of signs instead of a packing: at the proof's varpi any two neighbouring theta are so alike after N samples that the
@@ -11,31 +11,11 @@ models.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dpdl import _validation as check
-from dpdl._validation import Array
+from dpdl.instances import BlockInstance, blocks, visits
 
-
-def blocks(n_blocks: int, n_actions: int, n_utilities: int) -> tuple[int, int, int]:
-    """Return K, S_c and S_u: how `lower_bound` divides S blocks, given A actions and I utilities (appendix F.1).
-
-    There are K = min([I/2], [(A-1)/2]) pairs (a_i, b_i) in each of S_c = min([I/(2K)], S) constrained blocks. The other
-    blocks are unconstrained, or left out if they are fewer than four.
-
-    Examples
-    --------
-    >>> blocks(10, 5, 8)
-    (2, 2, 8)
-    >>> blocks(5, 5, 8)
-    (2, 2, 0)
-    """
-    n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
-    n_actions = check.whole("n_actions", n_actions, at_least=3)
-    n_utilities = check.whole("n_utilities", n_utilities, at_least=8)
-    pairs = min(n_utilities // 2, (n_actions - 1) // 2)
-    constrained = min(n_utilities // (2 * pairs), n_blocks)
-    return pairs, constrained, n_blocks - constrained if constrained < n_blocks - 3 else 0
+Array = NDArray[np.float64]
 
 
 def hardest_varpi(
@@ -51,11 +31,9 @@ def hardest_varpi(
     >>> hardest_varpi([1, 2000, 8000], 35, concentrability=5, gamma=0.9).round(4)
     array([0.5   , 0.3162, 0.1581])
     """
-    N = check.numbers_array("n_samples", n_samples, at_least=1)
-    n = check.whole("n_signs", n_signs, at_least=3)
-    C, gamma = checked_constants(concentrability, gamma)
-    factor = {"lower_bound": 8, "no_slater": 16}[check.choice("family", family, ("lower_bound", "no_slater"))]
-    return np.minimum(np.sqrt((n - 3) * C / (factor * (1 - gamma) * N)), 0.5)
+    factor = {"lower_bound": 8, "no_slater": 16}[family]
+    most = np.asarray((n_signs - 3) * concentrability / (factor * (1 - gamma)))
+    return np.minimum(np.sqrt(most / np.asarray(n_samples)), 0.5)
 
 
 def suboptimality_bound(
@@ -75,10 +53,9 @@ def suboptimality_bound(
     0.000514
     """
     k, n_c, n_u = blocks(n_blocks, n_actions, n_utilities)
-    C, gamma = checked_constants(concentrability, gamma)
-    bound = hardest_varpi(n_samples, n_c * k, C, gamma) / 192
+    bound = hardest_varpi(n_samples, n_c * k, concentrability, gamma) / 192
     if n_u:
-        bound = (bound + hardest_varpi(n_samples, n_u, C, gamma) / 24) / 2
+        bound = (bound + hardest_varpi(n_samples, n_u, concentrability, gamma) / 24) / 2
     return visits(gamma)[2] / (1 - gamma) * bound
 
 
@@ -92,17 +69,21 @@ def violation_bound(n_samples: ArrayLike, n_blocks: int, concentrability: float,
     >>> violation_bound([1, 10**6], 20, concentrability=5, gamma=0.9).round(6)
     array([0.052..., 0.000...])
     """
-    n_blocks = check.whole("n_blocks", n_blocks, at_least=4)
-    C, gamma = checked_constants(concentrability, gamma)
-    return visits(gamma)[2] / (24 * (1 - gamma)) * hardest_varpi(n_samples, n_blocks, C, gamma, "no_slater")
+    varpi = hardest_varpi(n_samples, n_blocks, concentrability, gamma, "no_slater")
+    return visits(gamma)[2] / (24 * (1 - gamma)) * varpi
 
 
-def visits(gamma: float) -> tuple[float, float, float]:
-    """Return v0, v1 and v (equation (38))."""
-    return 2 / (2 + gamma), 2 * gamma / (4 - gamma**2), gamma**2 / (4 - gamma**2)
+def loss(hard: BlockInstance, policy: ArrayLike) -> float:
+    """Return L(pi; theta) = [J* - J(pi)]_+ + gamma varpi_c/(1-gamma) violation(pi) (Lemma F.1)."""
+    price = hard.cmdp.gamma * hard.varpi_c / (1 - hard.cmdp.gamma)
+    return max(hard.optimal_value - hard.reward(policy), 0.0) + price * hard.violation(policy)
 
 
-def checked_constants(concentrability: float, gamma: float) -> tuple[float, float]:
-    """Check the ranges of C and gamma that both theorems assume."""
-    C = check.real("concentrability", concentrability, at_least=2)
-    return C, check.real("gamma", gamma, at_least=0.5, below=1)
+def loss_floor(hard: BlockInstance, policy: ArrayLike) -> float:
+    """Return what L(pi; theta) is at least, in terms of the errors in theta (Lemma F.1)."""
+    (n, k), deciding = hard.theta_c.shape, np.asarray(policy)[1:-1:4]
+    a, a_u = deciding[:n, :k], deciding[n:, 0]
+    wrong_c = abs(4 * k * a - (hard.theta_c + 1) / 2).mean() / 8 * hard.varpi_c
+    wrong_u = abs(a_u - (hard.theta_u + 1) / 2).mean() * hard.varpi_u if a_u.size else 0.0
+    share = 0.5 if a_u.size else 1.0
+    return float(share * visits(hard.cmdp.gamma)[2] / (1 - hard.cmdp.gamma) * (wrong_c + wrong_u))
