@@ -1,13 +1,11 @@
 """A policy to act with: probabilities with the labels of states and actions, and the evidence for them in the log.
 
-A saved policy is one JSON file (ASCII): ``format`` ("dpdl policy"), ``version`` (3), ``labels`` and ``question`` (null
-if not known), ``probabilities`` (a list of rows), ``evidence`` (null, or ``pairs`` as s * n_actions + a, ``counts``,
-``advantages`` and ``costs`` of the pairs that the log visits) and ``checksum``, see `dpdl.files.headers.seal`.
+A saved policy is one JSON file (`dpdl.files.saved`) with ``labels`` and ``question`` (null if not known),
+``probabilities`` (a list of rows) and ``evidence`` (null, or the fields of `Evidence` as lists).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,13 +20,10 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Labels, kind_of
-from dpdl.files.atomic import replacing_file
-from dpdl.files.headers import expect_names, seal, unseal
+from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 from dpdl.policy import draw
 from dpdl.question import Question
-
-FORMAT, VERSION = "dpdl policy", 3
-NAMES = {"labels", "question", "probabilities", "evidence"}
 
 
 class Evidence(NamedTuple):
@@ -52,8 +47,8 @@ class Evidence(NamedTuple):
     costs: dict[str, Array] = {}  # noqa: RUF012  never changed
 
 
-class Policy(NDArrayOperatorsMixin):
-    """A policy: one distribution over actions per state, with what states and actions are called.
+class Policy(NDArrayOperatorsMixin, Saved):
+    """One distribution over actions per state, with labels of states and actions.
 
     It can be used like the (S, A) array of its probabilities: indexed, compared, computed with, and it has the methods
     of a read-only array.
@@ -63,11 +58,11 @@ class Policy(NDArrayOperatorsMixin):
     probabilities : array_like, shape (S, A)
         One distribution per row.
     labels : Labels, optional
-        What states and actions are called.
+        Names of states and actions.
     question : Question, optional
         Units of the log that the policy was learned from.
     evidence : Evidence, or callable that returns one, optional
-        What the log says; a callable is called when that is first needed.
+        Counts and advantages of the log; a callable is called when they are first needed.
 
     Examples
     --------
@@ -82,6 +77,7 @@ class Policy(NDArrayOperatorsMixin):
       'rest'         0.25
     """
 
+    FORMAT, VERSION = "dpdl policy", 3
     probabilities: Array
     labels: Labels | None
     question: Question | None
@@ -99,27 +95,25 @@ class Policy(NDArrayOperatorsMixin):
         table = check.policy_array("probabilities", table, *table.shape)
         if labels is not None:
             check.instance("labels", labels, Labels)
-            found = len(labels.states), len(labels.actions)
-            if found != table.shape:
-                raise ValueError(f"labels are for {found[0]} states and {found[1]} actions, got shape {table.shape}")
+            sizes = len(labels.states), len(labels.actions)
+            if sizes != table.shape:
+                raise ValueError(f"labels are for {sizes[0]} states and {sizes[1]} actions, got shape {table.shape}")
         if question is not None:
             check.instance("question", question, Question)
         self.__dict__.update(probabilities=check.frozen(table), labels=labels, question=question, _source=evidence)
 
     @cached_property
     def evidence(self) -> Evidence | None:
-        """What the log says about the pairs that it visits; None if the policy did not come from a log."""
-        found = self._source() if callable(self._source) else self._source
-        if found is None:
+        """Counts and advantages of the pairs that the log visits; None if the policy did not come from a log."""
+        return self._source() if callable(self._source) else self._source
+
+    @property
+    def visits(self) -> NDArray[Any] | None:
+        """How often the log shows each state; None if the policy did not come from a log."""
+        if self.evidence is None:
             return None
-        pairs = check.indices("pairs", found[0], self.probabilities.size, dtype=np.int64)
-        if (np.diff(pairs) <= 0).any():
-            raise ValueError("pairs of the evidence must ascend")
-        counts = check.indices("counts", found[1], 2**63 - 1, shape=pairs.shape, dtype=np.int64)
-        advantages = check.numbers_array("advantages", found[2], shape=pairs.shape)
-        costs = {name: check.numbers_array(name, values, shape=pairs.shape) for name, values in found[3].items()}
-        costs = {name: check.frozen(values) for name, values in costs.items()}
-        return Evidence(check.frozen(pairs), check.frozen(counts), check.frozen(advantages), costs)
+        n_states, n_actions = self.probabilities.shape
+        return np.bincount(self.evidence.pairs // n_actions, self.evidence.counts, n_states)
 
     # The array.
 
@@ -128,7 +122,7 @@ class Policy(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         def plain(values: Any) -> tuple[Any, ...]:
-            return tuple(one.probabilities if isinstance(one, Policy) else one for one in values)
+            return tuple(value.probabilities if isinstance(value, Policy) else value for value in values)
 
         if "out" in options:  # read-only, so that NumPy refuses it
             options["out"] = plain(options["out"])
@@ -137,14 +131,8 @@ class Policy(NDArrayOperatorsMixin):
     def __getitem__(self, where: Any) -> Any:
         return self.probabilities[where]
 
-    def __setitem__(self, where: Any, value: Any) -> None:
-        self.probabilities[where] = value  # raises: the array is read-only
-
     def __len__(self) -> int:
         return len(self.probabilities)
-
-    def __iter__(self) -> Any:
-        return iter(self.probabilities)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the array: shape, sum, round, tolist, ..."""
@@ -213,7 +201,7 @@ class Policy(NDArrayOperatorsMixin):
         elif many and self.labels is None:
             rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
         else:
-            rows = np.array([self.index(one) for one in state] if many else [self.index(state)], dtype=np.int64)
+            rows = np.array([self.index(label) for label in state] if many else [self.index(state)], dtype=np.int64)
         actions = draw(self._cumulative, rows, check.generator(rng))
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
@@ -238,57 +226,23 @@ class Policy(NDArrayOperatorsMixin):
             return tuple(map(range, self.probabilities.shape))  # type: ignore[return-value]
         return self.labels.states, self.labels.actions
 
-    def to_table(self) -> dict[str, Any]:
-        """Return columns ``state``, ``action``, ``probability`` and, if there is evidence, ``count``: a row per pair.
-
-        Data frames of pandas and polars, and pyarrow's tables, can be made of it.
-
-        Examples
-        --------
-        >>> from dpdl.data.labels import Labels
-        >>> Policy([[0.25, 0.75]], Labels(["home"], ["rest", "drug"])).to_table()
-        {'state': ['home', 'home'], 'action': ['rest', 'drug'], 'probability': array([0.25, 0.75])}
-        """
-        states, actions = self._names()
-        found: dict[str, Any] = {
-            "state": [state for state in states for _ in actions],
-            "action": list(actions) * len(states),
-            "probability": self.probabilities.ravel().copy(),
-        }
-        if self.evidence is not None:
-            found["count"] = np.zeros(self.probabilities.size, dtype=np.int64)
-            found["count"][self.evidence.pairs] = self.evidence.counts
-        return found
-
     def explain(self, state: Any) -> Explanation:
-        """Say what the policy does in a state, and what the log says about it.
-
-        Parameters
-        ----------
-        state : label or index
-            As for `index`.
-
-        Returns
-        -------
-        Explanation
-        """
+        """Return what the policy does in a state, given as for `index`, and what the log says about each action."""
         row = self.index(state)
         states, actions = self._names()
-        n_actions = len(actions)
-        counts = advantages = None
-        costs: dict[str, Array] = {}
-        if self.evidence is not None:
-            here = slice(*np.searchsorted(self.evidence.pairs, [row * n_actions, (row + 1) * n_actions]))
-            where = self.evidence.pairs[here] - row * n_actions
+        known, n_actions = self.evidence, len(actions)
+        if known is None:
+            return Explanation(states[row], tuple(actions), self.probabilities[row].copy())
+        here = slice(*np.searchsorted(known.pairs, [row * n_actions, (row + 1) * n_actions]))
+        where = known.pairs[here] - row * n_actions
 
-            def spread(values: Array) -> Array:
-                shown = np.full(n_actions, np.nan)
-                shown[where] = values[here]
-                return shown
+        def spread(values: NDArray[Any], elsewhere: float = np.nan) -> NDArray[Any]:
+            table = np.full(n_actions, elsewhere, dtype=values.dtype)
+            table[where] = values[here]
+            return table
 
-            counts = np.nan_to_num(spread(self.evidence.counts.astype(np.float64))).astype(np.int64)
-            advantages = spread(self.evidence.advantages)
-            costs = {name: spread(values) for name, values in self.evidence.costs.items()}
+        costs = {name: spread(values) for name, values in known.costs.items()}
+        counts, advantages = spread(known.counts, 0), spread(known.advantages)
         return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages, costs)
 
     def aligned_with(self, log: Dataset) -> Policy:
@@ -326,38 +280,17 @@ class Policy(NDArrayOperatorsMixin):
         1             50%  0 50%, 1 50%  1 100%
         """
         table = check.policy_array("other", np.asarray(other), *self.shape)
-        visits = None
-        if self.evidence is not None:
-            visits = np.bincount(self.evidence.pairs // self.shape[1], self.evidence.counts, self.shape[0]).astype(
-                np.float64
-            )
-        return Comparison(self, table, 0.5 * abs(table - self.probabilities).sum(axis=1), visits)
+        return Comparison(self, table, 0.5 * abs(table - self.probabilities).sum(axis=1))
 
     # Files.
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the policy to one file, for `load`; the format is documented in `dpdl.acting`.
-
-        The evidence is stored as well. The file is written atomically.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Policy([[0.1, 0.9]]).save(f"{folder}/policy.json")
-        ...     again = Policy.load(f"{folder}/policy.json")
-        >>> again.tolist()
-        [[0.1, 0.9]]
-        """
-        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
-            file.write(seal(FORMAT, VERSION, self.to_json()))
-
     def to_json(self) -> dict[str, Any]:
-        """Return what a file holds of the policy, as JSON can hold it, for `from_json`."""
-        known = None if self.evidence is None else self.evidence._asdict()
-        if known is not None:
-            costs = {name: values.tolist() for name, values in known.pop("costs").items()}
-            known = {name: values.tolist() for name, values in known.items()} | {"costs": costs}
+        """Return the content of a file, for `from_json`; the evidence is part of it."""
+        known = None
+        if self.evidence is not None:
+            costs = {name: values.tolist() for name, values in self.evidence.costs.items()}
+            known = {name: values.tolist() for name, values in zip(Evidence._fields, self.evidence[:3], strict=False)}
+            known |= {"costs": costs}
         return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "question": None if self.question is None else self.question.to_json(),
@@ -366,33 +299,27 @@ class Policy(NDArrayOperatorsMixin):
         }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy that `save` wrote; a ValueError says what is wrong with the file."""
-        where = check.path("path", path)
-        raw = where.read_bytes()
-        try:
-            version, content = unseal(raw, FORMAT, VERSION)
-            if version < VERSION:
-                raise ValueError(f"its version is {version}; this dpdl reads version {VERSION}")
-            return cls.from_json(content)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
+    def from_json(cls, content: Any) -> Policy:
+        """Make the policy of what `to_json` returned.
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Policy:
-        """Check what `to_json` returned, and make the policy of it."""
-        expect_names("the policy", content, NAMES)
-        labels, question, evidence = content["labels"], content["question"], content["evidence"]
-        if evidence is not None:
-            expect_names("evidence", evidence, set(Evidence._fields))
-        policy = cls(
+        Examples
+        --------
+        >>> Policy.from_json(Policy([[0.1, 0.9]]).to_json()).tolist()
+        [[0.1, 0.9]]
+        """
+        expect_names("the policy", content, {"labels", "question", "probabilities", "evidence"})
+        labels, question, known = content["labels"], content["question"], content["evidence"]
+        if known is not None:
+            expect_names("evidence", known, set(Evidence._fields))
+            costs = {name: np.array(values, dtype=np.float64) for name, values in known["costs"].items()}
+            pairs, counts = (np.array(known[name], dtype=np.int64) for name in ("pairs", "counts"))
+            known = Evidence(pairs, counts, np.array(known["advantages"], dtype=np.float64), costs)
+        return cls(
             content["probabilities"],
             None if labels is None else Labels.from_json(labels),
             None if question is None else Question.from_json(question),
-            None if evidence is None else Evidence(**evidence),
+            known,
         )
-        policy.evidence  # noqa: B018  checks it
-        return policy
 
 
 def _is_array(value: Any) -> bool:
@@ -401,7 +328,7 @@ def _is_array(value: Any) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The actions of a policy in a state, and what the log says about each.
+    """The actions of a policy in a state, with their counts and advantages in the log.
 
     Attributes
     ----------
@@ -451,19 +378,17 @@ class Comparison:
     other : array, shape (S, A)
     difference : array, shape (S,)
         Probability that the two act differently in a state, at best (total variation distance).
-    visits : array, shape (S,), or None
-        How often the log shows each state, if known.
     """
 
     policy: Policy
     other: Array
     difference: Array
-    visits: Array | None
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The states that differ: state, visits, difference, and what either does; those that matter most first."""
-        weight = self.difference * (1 if self.visits is None else self.visits)
+        visits = self.policy.visits
+        weight = self.difference * (1 if visits is None else visits)
         order = [k for k in np.argsort(-weight, kind="stable") if self.difference[k] > 1e-9]
         states, actions = self.policy._names()
 
@@ -473,7 +398,7 @@ class Comparison:
         return [
             (
                 str(states[k]),
-                "" if self.visits is None else f"{self.visits[k]:,.0f}",
+                "" if visits is None else f"{visits[k]:,.0f}",
                 f"{self.difference[k]:.0%}",
                 shown(self.policy[k]),
                 shown(self.other[k]),

@@ -365,7 +365,7 @@ def _run(options: Any, start: Callable[[Any, dict[str, Any]], Any]) -> int:
         if folder is not None:
             result.policy.save(folder / POLICY)
             (folder / RESULT).write_text(json.dumps(plain(content), indent=1) + "\n")
-            drawn = len(recorder.steps) > 1 and _draw(lambda plots: plots.draw_convergence(recorder, folder / PICTURE))
+            drawn = len(recorder.rows) > 1 and _draw(lambda plots: plots.draw_convergence(recorder, folder / PICTURE))
     text = repr(result)
     limited = result.status.name in ("TIME_LIMIT", "STEP_LIMIT")
     if options.checkpoint is not None and (limited or result.status.name == "INTERRUPTED"):

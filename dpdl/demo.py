@@ -20,7 +20,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.sources import read_log
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import plan
+from dpdl.models.judgement import Plan, plan
 from dpdl.models.status_line import StatusLine
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
@@ -28,6 +28,7 @@ from dpdl.safety.fit import check_model
 from dpdl.safety.safe import safe_policy
 
 CSV, REPORT = "clinic.csv", "dpdl-demo.html"
+OPTIMUM, CERTIFIED = "plug-in optimum", "certified policy"
 WARDS = ("admission", "ward", "high care", "intensive care", "rehabilitation")
 DRUGS = ("none", "low", "medium", "high")
 #: The question: discount, and upper limits on discounted totals per patient.
@@ -176,15 +177,14 @@ class Demo:
     answer : Answer
     truths : dict of str to Truth
         The truth about each policy of the table.
-    plug_in, certified : list of Truth
-        On this log and further ones: about the plug-in optimum, and about the certified policy where there is one.
+    kinds : dict of str to list of Truth
+        On this log and further ones: about plug-in optima and certified policies, where there are any.
     """
 
     log: Dataset
     answer: Answer
     truths: dict[str, Truth]
-    plug_in: list[Truth]
-    certified: list[Truth]
+    kinds: dict[str, list[Truth]]
 
 
 def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Callable[[str], None] = print) -> Demo:
@@ -203,34 +203,30 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
     answer = safe_policy(log, **QUESTION)
     write_report(answer, REPORT, log=log, source=CSV, command="dpdl demo", overwrite=True)
     say(f"  {answer.status.value.upper()}: {answer.message}\n")
-    plan, certified = compare(log, answer)
-    truths = {"what the clinic does now": evaluate(_NOW), "plug-in optimum": plan}
-    truths |= {} if certified is None else {"certified policy": certified}
+    kinds = {OPTIMUM: truth_about(plan(log, **QUESTION), log), CERTIFIED: truth_about(answer, log)}
+    truths = {"what the clinic does now": evaluate(_NOW)}
+    truths |= {kind: found[0] for kind, found in kinds.items() if found}
     truths["best, if the model were known"] = evaluate(best_policy())
     say(f"Was that right? Here the true clinic is known:\n\n{_table(truths)}\n")
-    plans, policies = [plan], [] if certified is None else [certified]
     with StatusLine() as line:
         for k, stream in enumerate(streams[1:]):
             if line.is_due():
                 line.draw(f"the same on {n_logs} further logs: {k} done")
-            plan, certified = compare(read_log(record(n_patients, stream), **COLUMNS))
-            plans.append(plan)
-            policies += [] if certified is None else [certified]
+            other = read_log(record(n_patients, stream), **COLUMNS)
+            kinds[OPTIMUM] += truth_about(plan(other, **QUESTION), other)
+            kinds[CERTIFIED] += truth_about(safe_policy(other, **QUESTION, progress=False), other)
     if n_logs:
-        broken, wrong = sum(not truth.is_safe for truth in plans), sum(not truth.is_safe for truth in policies)
         say(f"The same on {n_logs} further logs of the clinic. Of all {1 + n_logs}:")
-        say(f"  plug-in optimum:   {broken} break a limit")
-        say(f"  certified policy:  {wrong} of {len(policies)} break a limit\n")
-    say(f"log:         {CSV}\nreport:      {REPORT}")
-    return Demo(log, answer, truths, plans, policies)
+        for kind, policies in kinds.items():
+            broken = sum(not truth.is_safe for truth in policies)
+            say(f"  {kind + ':':<18} {broken} of {len(policies)} break a limit")
+    say(f"\nlog:         {CSV}\nreport:      {REPORT}")
+    return Demo(log, answer, truths, kinds)
 
 
-def compare(log: Dataset, answer: Answer | None = None) -> tuple[Truth, Truth | None]:
-    """The truth about the plug-in optimum of a log and its certified policy, None if it certifies none."""
-    answer = safe_policy(log, **QUESTION, progress=False) if answer is None else answer
-    optimum = plan(log, **QUESTION).policy
-    certified = None if answer.policy is None else evaluate(in_order(answer.policy, log))
-    return evaluate(in_order(optimum, log)), certified
+def truth_about(answer: Answer | Plan, log: Dataset) -> list[Truth]:
+    """The truth about the policy of an answer or a plan; nothing if it has none."""
+    return [] if answer.policy is None else [evaluate(in_order(answer.policy, log))]
 
 
 def draw_demo(demo: Demo, path: str) -> None:
@@ -241,16 +237,12 @@ def draw_demo(demo: Demo, path: str) -> None:
 
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
-    for truths, marker, colour, label in (
-        (demo.plug_in, "x", RED, f"plug-in optimum of {len(demo.plug_in)} logs"),
-        (demo.certified, "o", BLUE, f"certified policy of {len(demo.certified)} logs"),
-    ):
+    for (kind, truths), marker, colour in zip(demo.kinds.items(), "xo", (RED, BLUE), strict=True):
         x, y = [100 * truth.over for truth in truths], [truth.reward for truth in truths]
-        left.plot(x, y, marker, color=colour, markersize=7, mew=2, label=label, alpha=0.85)
-    for (name, truth), marker in zip(
-        ((name, truth) for name, truth in demo.truths.items() if name.startswith(("what", "best"))), "s*", strict=True
-    ):
-        left.plot(100 * truth.over, truth.reward, marker, color=INK, markersize=10 if marker == "*" else 7, label=name)
+        left.plot(x, y, marker, color=colour, ms=7, mew=2, label=f"{kind} of {len(truths)} logs", alpha=0.85)
+    for name, marker in zip([name for name in demo.truths if name not in demo.kinds], "s*", strict=True):
+        truth = demo.truths[name]
+        left.plot(100 * truth.over, truth.reward, marker, color=INK, ms=7 + 3 * (marker == "*"), label=name)
     left.axvline(0, color=INK, ls="--", lw=1)
     low, high = left.get_xlim()
     left.set_xlim(low, max(high, 5))

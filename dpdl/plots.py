@@ -86,9 +86,9 @@ def plot_coverage(log: Any, ax: Any = None) -> Any:
 
 def draw_convergence(recorder: Any, path: Target) -> None:
     """Draw a run: reward, each constraint with its limit, multipliers and, if known, the Gap on logarithmic axes."""
-    if len(recorder.steps) < 2:
-        raise ValueError(f"a run of fewer than two recorded points cannot be drawn, got {len(recorder.steps)}")
-    table, constraints = recorder.to_table(), recorder.constraints[0]
+    if len(recorder.rows) < 2:
+        raise ValueError(f"a run of fewer than two recorded points cannot be drawn, got {len(recorder.rows)}")
+    table, constraints = recorder.to_table(), recorder.constraints
     steps, positive = table["steps"], table["gap"] > 0
     panels = 1 + len(constraints) + bool(constraints) + bool(positive.any())
     rows = -(-panels // 2)

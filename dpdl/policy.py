@@ -1,7 +1,7 @@
 """Policies as (S, A) arrays, one distribution over actions per state; `dpdl.Policy` acts with them.
 
-The learner returns x-bar, a table over state-action pairs. `from_occupancy` turns it into the policy pi-bar
-of Algorithm 1, `weighted` into the ideal pi-bar_w, which needs the data's true distribution mu.
+The learner returns x-bar, a table over state-action pairs; `from_occupancy` turns it into the policy pi-bar of
+Algorithm 1.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 
 
-def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDArray[np.float64]:
-    """Policy that a table induces, pi(a|s) = x(s,a)/sum_a' x(s,a') (last line of Algorithm 1).
+def from_occupancy(x: ArrayLike) -> NDArray[np.float64]:
+    """Policy that a table induces, pi(a|s) = x(s,a)/sum_a' x(s,a') (last line of Algorithm 1); uniform in zero rows.
 
-    Parameters
-    ----------
-    x : array_like, shape (S, A)
-        Nonnegative numbers. Each row is scaled by its largest entry first, so tiny rows lose no precision.
-    unreached : "uniform" or array_like, shape (S, A), optional
-        The policy in states whose row is exactly zero: uniform, or that of this array.
+    Each row is scaled by its largest entry first, so that tiny rows lose no precision. Of W x with W = diag(mu/mu_hat)
+    it is the paper's ideal policy pi-bar_w (end of section 3).
 
     Examples
     --------
@@ -29,46 +25,12 @@ def from_occupancy(x: ArrayLike, unreached: str | ArrayLike = "uniform") -> NDAr
     array([[0.75, 0.25],
            [0.5 , 0.5 ]])
     """
-    table = _table("x", x)
-    default = _default(unreached, table.shape)
+    table = check.numbers_array("x", x, shape=(None, None), at_least=0)
+    if table.size == 0:
+        raise ValueError(f"x must have at least one state and one action, got shape {table.shape}")
     top = table.max(axis=1, keepdims=True)
-    reached = top > 0
-    scaled = np.divide(table, top, out=default, where=reached)
-    return np.divide(scaled, scaled.sum(axis=1, keepdims=True), out=scaled, where=reached)
-
-
-def weighted(
-    x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, unreached: str | ArrayLike = "uniform"
-) -> NDArray[np.float64]:
-    """Policy pi-bar_w that W x induces, W = diag(mu/mu_hat) (end of section 3).
-
-    The paper's ideal output; it needs mu, so it is for comparison where mu is known.
-
-    Parameters
-    ----------
-    x : array_like, shape (S, A)
-        Nonnegative numbers.
-    mu : array_like, shape (S, A)
-        The distribution that the data comes from.
-    mu_hat : array_like, shape (S, A)
-        Its positive estimate; floored, so it need not sum to one.
-    unreached : "uniform" or array_like, shape (S, A), optional
-        As in `from_occupancy`.
-
-    Examples
-    --------
-    >>> weighted([[1.0, 1.0]], mu=[[0.6, 0.4]], mu_hat=[[0.3, 0.6]])
-    array([[0.75, 0.25]])
-    """
-    table = _table("x", x)
-    distribution = check.distribution("mu", mu, table.shape)
-    estimate = check.numbers_array("mu_hat", mu_hat, shape=table.shape, above=0)
-    reached = (table > 0) & (distribution > 0)
-    # In logarithms, since x mu may underflow and mu/mu_hat may overflow where the policy is well defined.
-    logs = np.full(table.shape, -np.inf)
-    logs[reached] = np.log(table[reached]) + np.log(distribution[reached]) - np.log(estimate[reached])
-    top = logs.max(axis=1, keepdims=True)
-    return from_occupancy(np.exp(logs - np.where(np.isfinite(top), top, 0)), unreached)
+    scaled = np.divide(table, top, out=np.ones_like(table), where=top > 0)
+    return scaled / scaled.sum(axis=1, keepdims=True)
 
 
 def draw(cumulative: NDArray[np.float64], rows: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
@@ -116,19 +78,3 @@ def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
     n_states, n_actions = policy.shape
     pairs = np.arange(n_states * n_actions + 1)
     return sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
-
-
-def _table(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    table = check.numbers_array(name, values, shape=(None, None), at_least=0)
-    if table.size == 0:
-        raise ValueError(f"{name} must have at least one state and one action, got shape {table.shape}")
-    return table
-
-
-def _default(unreached: str | ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return a new array with the policy for states that the table does not reach."""
-    n_states, n_actions = shape
-    if isinstance(unreached, str):
-        check.choice("unreached", unreached, ("uniform",))
-        return uniform(n_states, n_actions)
-    return check.policy_array("unreached", unreached, n_states, n_actions)

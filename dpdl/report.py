@@ -242,11 +242,9 @@ def _provenance(answer: Answer, log: Dataset | None, source: str | None, command
 
 def _by_visits(policy: Policy) -> list[int]:
     """States by how often the log shows them; in their own order if that is not known, or if all can be shown."""
-    n_states, n_actions = policy.shape
-    if policy.evidence is None or n_states <= MOST_STATES:
-        return list(range(n_states))
-    visits = np.bincount(policy.evidence.pairs // n_actions, policy.evidence.counts, n_states)
-    return np.argsort(-visits, kind="stable").tolist()
+    if policy.visits is None or len(policy) <= MOST_STATES:
+        return list(range(len(policy)))
+    return np.argsort(-policy.visits, kind="stable").tolist()
 
 
 def _name(bound: Bound) -> str:

@@ -1,14 +1,11 @@
 """Answers to "which policy may I deploy?": a certified policy, or why there is none.
 
-A saved answer is one JSON file (`dpdl.files.headers.seal`): ``format`` ("dpdl answer"), ``version`` (2), ``status``,
-``message``, ``policy`` (null, or what a saved policy holds), ``certificate``, ``coverage``, ``candidates``, ``needed``,
-``notes``, ``settings`` and ``checksum``.
+A saved answer is one JSON file (`dpdl.files.saved`) with the fields of `Answer`.
 """
 
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
@@ -18,12 +15,10 @@ from numpy.typing import ArrayLike
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.acting import Comparison, Policy
-from dpdl.files.atomic import replacing_file
-from dpdl.files.headers import expect_names, seal, unseal
+from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 from dpdl.safety.certificate import Certificate
 from dpdl.safety.coverage import Coverage
-
-FORMAT, VERSION = "dpdl answer", 2
 
 
 class AnswerStatus(enum.Enum):
@@ -75,7 +70,7 @@ class Needed:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Answer:
+class Answer(Saved):
     """The answer of `safe_policy`; printed, it is what somebody reads who has to sign off.
 
     Attributes
@@ -98,6 +93,7 @@ class Answer:
         What was asked for, gamma, delta and accept_misfit, and how proposals were made: n_min, pessimism, rare.
     """
 
+    FORMAT, VERSION = "dpdl answer", 2
     status: AnswerStatus
     message: str
     policy: Policy | None = field(repr=False)
@@ -147,9 +143,9 @@ class Answer:
         """Draw the certificate, and return the axes (extra ``plot``)."""
         return self.certificate.plot(ax)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the answer to one file, for `load`; the format is documented in `dpdl.safety.answer`."""
-        content = {
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a file, for `from_json`."""
+        return {
             "status": self.status.name,
             "message": self.message,
             "policy": None if self.policy is None else self.policy.to_json(),
@@ -160,24 +156,10 @@ class Answer:
             "notes": list(self.notes),
             "settings": self.settings,
         }
-        with replacing_file(check.path("path", path), check.flag("overwrite", overwrite)) as file:
-            file.write(seal(FORMAT, VERSION, content))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Answer:
-        """Read an answer that `save` wrote; a ValueError says what is wrong with the file."""
-        where = check.path("path", path)
-        raw = where.read_bytes()
-        try:
-            version, content = unseal(raw, FORMAT, VERSION)
-            if version < VERSION:
-                raise ValueError(f"its version is {version}, of another method; this dpdl reads version {VERSION}")
-            return cls._parsed(content)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
-
-    @classmethod
-    def _parsed(cls, content: dict[str, Any]) -> Answer:
+    def from_json(cls, content: Any) -> Answer:
+        """Make the answer of what `to_json` returned."""
         expect_names("the answer", content, set(cls.__dataclass_fields__))
         status = AnswerStatus[check.choice("status", content["status"], tuple(AnswerStatus.__members__))]
         policy, needed = content["policy"], content["needed"]

@@ -23,6 +23,7 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 from dpdl.question import pose
 from dpdl.safety.composites import Cells, Options
 from dpdl.safety.fit import ModelCheck, check_model
@@ -83,7 +84,7 @@ HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "per epi
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Certificate:
+class Certificate(Saved):
     """What a log shows about a policy, at a confidence level; `certify` makes one.
 
     Attributes
@@ -112,6 +113,7 @@ class Certificate:
         Whether the caller accepts a misfit.
     """
 
+    FORMAT = "dpdl certificate"
     reward: Bound
     constraints: tuple[Bound, ...]
     behaviour: Bound

@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
+from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 from dpdl.models.status_line import StatusLine
 from dpdl.question import pose
 from dpdl.safety.proposals import Proposer
@@ -46,7 +48,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Frontier:
+class Frontier(Saved):
     """Reward against the limit of one constraint; `frontier` makes one.
 
     Attributes
@@ -58,6 +60,7 @@ class Frontier:
     delta : float
     """
 
+    FORMAT = "dpdl frontier"
     name: str
     points: tuple[Point, ...]
     delta: float
@@ -86,6 +89,16 @@ class Frontier:
         from dpdl.plots import plot_frontier
 
         return plot_frontier(self, ax)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a file, for `from_json`."""
+        return {"name": self.name, "delta": self.delta, "points": [point._asdict() for point in self.points]}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Frontier:
+        """Make the frontier of what `to_json` returned."""
+        expect_names("the frontier", content, {"name", "delta", "points"})
+        return cls(content["name"], tuple(Point(**point) for point in content["points"]), content["delta"])
 
 
 def frontier(
