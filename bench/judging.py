@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dpdl import Dataset, exact
-from dpdl.models.judgement import Dual, Judge
+from dpdl.models.judgement import Judge
 
 A, I = 10, 3
 
@@ -39,8 +39,7 @@ def main():
             model = exact.plug_in(log, gamma, np.full(S, 1 / S))
             made = time.perf_counter()
             policy = np.random.default_rng(1).dirichlet(np.full(A, 0.3), S)
-            mass = np.full(len(log.pairs), 1 / (1 - gamma) / len(log.pairs))
-            Judge(log, model, False).of(policy, Dual(np.zeros(S), np.full(I, 0.1), 20.0, mass))
+            Judge(log, model, False).of(policy)
             ended = time.perf_counter()
             share, peak = (ended - began) / 60, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             cells = f"{model.P.nnz:>10,} {made - began:>11.2f} {ended - made:>10.2f} {share:>8.1%} {peak:>10.0f}"

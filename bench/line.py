@@ -43,7 +43,6 @@ import peers
 from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
 from dpdl.models import linear_programs as programs
-from dpdl.models import planner
 from kinds import lake, ring
 
 KINDS = ("fast", "ring", "lake", "skewed")
@@ -171,7 +170,7 @@ def survey(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, dict[
         for n_pairs in arguments.sizes:
             _tell(f"{kind}, {n_pairs:,} pairs: the problem and its best reward")
             log, model = draw(kind, n_pairs, arguments.seed)
-            problem = Problem(log, model, planner.plan(model, tol=GAP / 10).upper)
+            problem = Problem(log, model, model.solve(method="planner", tol=GAP / 10).upper)
             for method, run in chosen.items():
                 _tell(f"{kind}, {n_pairs:,} pairs: {method}")
                 row = measured(run, problem, arguments.time_limit)
@@ -236,7 +235,7 @@ def million(seed: int) -> None:
     model = instances.garnet(100_000, 10, n_utilities=3, gamma=0.95, rng=seed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
-    found = planner.plan(model, tol=GAP)
+    found = model.solve(method="planner", tol=GAP)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"10^6 pairs: {found.status} in {seconds:.1f} s, gap {found.gap:.3%}, {found.n_columns} policies", end=", ")

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _text as text
+from dpdl._progress import StatusLine
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.sources import read_log
 from dpdl.models.cmdp import CMDP
 from dpdl.models.judgement import Plan, plan
-from dpdl.models.status_line import StatusLine
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
 from dpdl.safety.fit import check_model

@@ -20,7 +20,7 @@ from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.models import saddle
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import MOST_PAIRS, Dual, Judge, Judgement
+from dpdl.models.judgement import MOST_PAIRS, Judge, Judgement
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.question import Question
@@ -215,11 +215,8 @@ class Result:
         """What the log says about the policy; None if the result was made without a log, or has too many pairs."""
         if self.log is None or self.reference.n_states * self.reference.n_actions > MOST_PAIRS:
             return None
-        pairs, settings = self.log.pairs, self.settings
-        mass = self.x_table.at(pairs) / self.reference.at(pairs) * self.log.pair_counts / len(self.log)
-        dual = Dual(self.V_mean, self.lam_mean, settings.psi, mass)
-        model = plug_in(self.log, settings.gamma, self.initial)
-        return Judge(self.log, model, self.initial_estimated).of(self.policy.probabilities, dual)
+        model = plug_in(self.log, self.settings.gamma, self.initial)
+        return Judge(self.log, model, self.initial_estimated).of(self.policy.probabilities)
 
     @property
     def success(self) -> bool:

@@ -15,7 +15,7 @@ COMPILED = ("_core", "_planning")
 
 #: From the bottom to the top. A room may import from the rooms in lines above its own, and from itself.
 LAYERS = [
-    ["_core", "_planning", "_validation", "_text"],
+    ["_core", "_planning", "_validation", "_text", "_progress"],
     ["theory", "policy", "files", "stopping", "plots"],
     ["data"],
     ["question"],

@@ -10,8 +10,8 @@ from scipy.optimize import linprog
 from dpdl import exact, instances
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
+from dpdl.models import evaluation
 from dpdl.models import linear_programs as programs
-from dpdl.models import occupancy as occupancies
 from dpdl.models.cmdp import CMDP
 from problems import one_state, random_policy
 
@@ -82,12 +82,12 @@ def test_evaluate_large_sparse_models(gamma):
     q = (1 - gamma) * cmdp.evaluate(policy).occupancy
     np.testing.assert_allclose(q.sum(axis=1)[:, None] * policy, q, rtol=1e-12, atol=1e-18)
     residual = (1 - gamma) * cmdp.rho0 + gamma * (cmdp.P.T @ q.ravel()) - q.sum(axis=1)
-    assert abs(residual).sum() <= occupancies.RESIDUAL
+    assert abs(residual).sum() <= 1e-13
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
 def test_evaluate_a_long_corridor(gamma):
-    """A chain that never mixes defeats GMRES; its occupancy is (1-gamma) gamma^s, and the rest at the end."""
+    """A chain that never mixes; its occupancy is (1-gamma) gamma^s, and the rest at the end."""
     n = 3000
     onward = sp.csr_array((np.ones(n), (np.arange(n), np.minimum(np.arange(n) + 1, n - 1))), shape=(n, n))
     corridor = CMDP(onward, np.zeros((n, 1)), np.zeros((0, n, 1)), gamma, np.eye(n)[0])
@@ -97,8 +97,8 @@ def test_evaluate_a_long_corridor(gamma):
 
 
 def test_an_occupancy_that_cannot_be_verified_is_an_error(monkeypatch):
-    monkeypatch.setattr(occupancies, "ELIMINATION_STATES", 1)
-    monkeypatch.setattr(occupancies, "RESIDUAL", -1.0)
+    monkeypatch.setattr(evaluation, "ELIMINATION_STATES", 1)
+    monkeypatch.setattr(evaluation, "_LARGEST_ERROR", -1.0)
     with pytest.raises(RuntimeError, match="occupancy could not be computed"):
         clock(0, 0).evaluate([[1.0], [1.0]])
 

@@ -9,15 +9,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpdl import _progress
 from dpdl.instances import garnet
-from dpdl.models import answers, certified, status_line
-from dpdl.models import linear_programs as programs
+from dpdl.models import answers, planner
 from dpdl.models.cmdp import CMDP
-from dpdl.models.planner import plan, slater_bounds
+from dpdl.models.evaluation import Rows
+from dpdl.models.planner import Planner
 from kinds import lake, ring
 from problems import random_problem
 
 TIGHT = 1e-9
+
+
+def plan(model, kappa=0.0, tol=1e-3, **keywords):
+    return model.solve(kappa, method="planner", tol=tol, **keywords)
+
+
+def slater_bounds(model, accuracy=TIGHT):
+    return Planner(Rows.of(model)).most_careful(np.zeros(model.n_utilities), accuracy).slater
 
 
 def dual_excess(model, found, reward=1.0):
@@ -181,18 +190,6 @@ def test_degenerate_problems(model, reward):
     assert found.utilities.min() >= -1e-8
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_proofs_of_the_linear_program_with_gamma_close_to_one(seed):
-    """These answers come from mixtures of policies, since HiGHS' own are not accurate enough."""
-    base = random_problem(seed, n_utilities=2, ending=False)
-    model = CMDP(base.P, base.r, base.u, 1 - 1e-8, base.rho0)
-    slater = model.slater() / (1 - model.gamma)
-    for kappa, status in ((slater - 1e6, "optimal"), (slater + 1e6, "infeasible")):
-        found = model.solve(kappa, method="lp")
-        assert found.status == status
-        check_proof(model, found, kappa)
-
-
 def test_infeasible_by_little_is_infeasible():
     assert plan(one_state([1.0, 0.0], [-1.0, -1e-7])).status == "infeasible"
     assert plan(one_state([1.0, 0.0], [-1.0, 1e-7])).status == "optimal"
@@ -213,20 +210,6 @@ def test_gamma_close_to_one(seed):
     assert found.utilities.min() >= -1e-3
 
 
-def test_allowed_pairs_only():
-    model = garnet(20, 4, n_utilities=1, rng=3)
-    rng = np.random.default_rng(0)
-    allowed = rng.random((20, 4)) < 0.6
-    allowed[:, 0] = True
-    found = plan(model, kappa=-1.0, tol=TIGHT, allowed=allowed)
-    assert found.status == "optimal"
-    assert not found.policy[~allowed].any()
-    # A pair that is not allowed is one whose cap is zero.
-    mu = np.where(allowed, 1 / allowed.sum(), 0.0)
-    best = model.solve(kappa=-1.0, psi=1e6, mu=mu)
-    assert found.reward == pytest.approx(best.reward, rel=1e-7)
-
-
 def test_slater_bounds():
     for seed in range(3):
         model = random_problem(seed)
@@ -237,37 +220,19 @@ def test_slater_bounds():
     # The linear program shows no constant of this one.
     large = ring(1000, rng=1)
     assert slater_bounds(large, 1e-6)[0] <= large.slater() <= slater_bounds(large, 1e-6)[1]
-    with pytest.raises(ValueError, match="has no utilities"):
-        slater_bounds(large.unconstrained())
 
 
-def test_further_rows():
-    """Limits on the time spent in some pairs, against the linear program whose caps they are."""
-    for seed in range(4):
-        model = random_problem(seed, n_utilities=2)
-        shape, rng = model.r.shape, np.random.default_rng(seed)
-        caps = np.where(rng.random(shape) < 0.3, 0.3, 1.0)
-        rows, limits = np.eye(model.r.size)[caps.ravel() < 1], np.full(int((caps < 1).sum()), 0.3)
-        kappa, unit = -0.5 / (1 - model.gamma), 1 - model.gamma
-        closed = model.closed()
-        full = np.append(caps.ravel(), np.full(closed.r.size - model.r.size, np.inf))
-        program = programs.largest_reward(closed, unit * kappa, full)
-        # The row of sum q/caps is not wanted here.
-        program = replace(program, rows=program.rows[:2], limits=program.limits[:2], rows_t=program.rows_t[:2])
-        best, found = certified.solve(program), plan(model, kappa, tol=TIGHT, at_most=(rows, limits))
-        if isinstance(best, certified.Bound):
-            assert found.status == "infeasible"
-            continue
-        assert found.status == "optimal"
-        assert unit * found.reward == pytest.approx(best.value, abs=2e-8)
-        assert found.lam.shape == (2,)
-        assert (unit * rows @ found.occupancy.ravel() <= limits + 1e-9).all()
-        # V, without the part that pays for the limits, proves the bound together with them.
-        gain = model.r + np.tensordot(found.lam, model.u, 1) + model.gamma * (model.P @ found.V).reshape(shape)
-        paid = np.maximum((gain - found.V[:, None]).ravel()[caps.ravel() < 1], 0.0)
-        assert unit * (model.rho0 @ found.V - kappa * found.lam.sum()) + paid @ limits == pytest.approx(
-            unit * found.upper, abs=1e-7
-        )
+def test_plans_of_one_planner_are_those_of_many():
+    """Columns that were found for other margins change the way, and not the answer."""
+    model = garnet(30, 4, n_utilities=2, rng=5)
+    shared, slater = Planner(Rows.of(model), TIGHT), model.slater() / (1 - model.gamma)
+    for kappa in (0.5 * slater, 0.0, 0.9 * slater, slater + 0.1):
+        mine, other = shared.plan(np.full(2, kappa)), Planner(Rows.of(model), TIGHT).plan(np.full(2, kappa))
+        assert mine.status == other.status == ("optimal" if kappa < slater else "infeasible")
+        if mine.status == "optimal":
+            assert mine.reward == pytest.approx(other.reward, abs=1e-7)
+    careful = shared.most_careful(np.zeros(2))
+    assert (1 - model.gamma) * careful.utilities.min() == pytest.approx(model.slater(), abs=2e-6)
 
 
 # ---- Limits ----
@@ -280,14 +245,14 @@ def test_a_long_plan_shows_its_bounds_on_a_terminal(monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr(status_line, "DELAY", 0.0)
-    monkeypatch.setattr(status_line, "INTERVAL", 0.0)
+    monkeypatch.setattr(_progress, "DELAY", 0.0)
+    monkeypatch.setattr(_progress, "INTERVAL", 0.0)
     plan(garnet(50, 5, n_utilities=3, rng=0))
     shown = terminal.getvalue()
-    assert "policies, Slater constant between" in shown
+    assert "policies, least margin between" in shown
     assert "policies, reward between" in shown
     assert shown.split("\r")[-2].isspace()  # it is removed
-    garnet(50, 5, n_utilities=3, rng=0).solve(method="planner", progress=False)
+    plan(garnet(50, 5, n_utilities=3, rng=0), progress=False)
     assert terminal.getvalue() == shown
     monkeypatch.setattr("sys.stderr", None)
     assert plan(garnet(5, 2, rng=0)).status == "optimal"
@@ -299,27 +264,12 @@ def test_a_long_plan_shows_its_bounds_on_a_terminal(monkeypatch):
     assert "policies, reward between" in pipe.getvalue()
 
 
-def test_a_callback_sees_the_bounds_and_may_stop():
-    model, seen = garnet(50, 5, n_utilities=3, rng=0), []
-    full = plan(model, tol=TIGHT, callback=seen.append)
-    assert {one.phase for one in seen} == {1, 2}
-    assert all(one.lower <= full.upper and one.upper >= full.lower for one in seen if one.phase == 2)
-
-    def stop(progress):
-        if progress.phase == 2:
-            raise StopIteration
-
-    found = plan(model, tol=TIGHT, callback=stop)
-    assert found.status == "limit"
-    assert found.lower <= full.upper
-    assert found.upper >= full.lower
-    assert found.utilities.min() >= -1e-9
-
-
-def test_limits_of_time_and_columns():
+def test_limits_of_time_and_columns(monkeypatch):
     model = garnet(50, 5, n_utilities=3, rng=0)
-    assert plan(model, max_columns=1).status == "limit"
-    some = plan(model, tol=TIGHT, max_columns=8)
+    monkeypatch.setattr(planner, "_MOST_COLUMNS", 1)
+    assert plan(model).status == "limit"
+    monkeypatch.setattr(planner, "_MOST_COLUMNS", 8)
+    some = plan(model, tol=TIGHT)
     assert some.status == "limit"
     assert some.n_columns == 8
     assert some.lower <= model.solve(method="lp").reward + 1e-9 <= some.upper + 2e-9
@@ -344,10 +294,10 @@ def press_ctrl_c(after=0.0):
     "make", [lambda: garnet(3000, 10, n_utilities=10, gamma=0.99, rng=0), lambda: lake(60, gamma=1 - 1e-5, rng=0)]
 )
 def test_ctrl_c_stops_it(make):
-    model = make()
+    planner = Planner(Rows.of(make()), 1e-12)
     sent = press_ctrl_c(0.2)
     with pytest.raises(KeyboardInterrupt):
-        plan(model, tol=1e-12)
+        planner.plan(np.zeros(planner.n_utilities))
     assert time.perf_counter() - sent[0] < 1  # some 0.05 s on an idle machine
 
 
@@ -364,25 +314,33 @@ def check_unfinished(model, found, status, best):
     assert model.rho0 @ found.V == pytest.approx(found.upper, rel=1e-12)
 
 
-def test_solve_returns_the_best_so_far_after_ctrl_c():
+def test_solve_returns_the_best_so_far_after_ctrl_c(monkeypatch):
     """Whenever it comes: bounds hold, V proves the upper one, and the policy is safe."""
-    model = garnet(60, 5, n_utilities=5, rng=0)
-    best, seen = plan(model, tol=1e-12), []
-    plan(model, tol=1e-12, callback=seen.append)
-    first = next(k for k, one in enumerate(seen) if one.phase == 2)
-    for stop in range(first, len(seen) - 3, 5):
-        calls = []
+    model, phases = garnet(60, 5, n_utilities=5, rng=0), []
 
-        def interrupt(progress, stop=stop, calls=calls):
-            calls.append(progress)
-            if len(calls) == stop + 1:
+    def at(stop):
+        """Press Ctrl-C at this master program."""
+        phases.clear()
+
+        def report(self, phase):
+            phases.append(phase is self.reward)
+            if len(phases) == stop + 1:
                 press_ctrl_c()
 
-        check_unfinished(model, plan(model, tol=1e-12, callback=interrupt, interruptible=True), "interrupted", best)
+        monkeypatch.setattr(Planner, "_report", report)
+
+    at(10**9)
+    best = plan(model, tol=1e-12)
+    first, last = phases.index(True), len(phases)
+    for stop in range(first, last - 3, 5):
+        at(stop)
+        check_unfinished(model, plan(model, tol=1e-12), "interrupted", best)
+    at(first)
     with pytest.raises(KeyboardInterrupt):  # by default
-        plan(model, callback=lambda progress: press_ctrl_c())
+        Planner(Rows.of(model)).plan(np.zeros(5))
+    at(0)
     with pytest.raises(KeyboardInterrupt):  # before there is a safe policy
-        plan(model, kappa=model.slater() * 20, callback=lambda progress: press_ctrl_c(), interruptible=True)
+        plan(model, kappa=model.slater() * 20)
 
 
 def test_solve_obeys_its_time_limit():
@@ -414,7 +372,8 @@ def test_a_linear_program_out_of_time_has_no_answer(how):
 def test_an_inaccurate_plan_is_kept_if_there_is_no_time_for_more(monkeypatch):
     model = garnet(30, 4, n_utilities=2, rng=0)
     monkeypatch.setattr(answers, "PLANNER_PAIRS", 0)
-    monkeypatch.setattr(answers, "plan", lambda *a, **k: replace(plan(model), status="inaccurate"))
+    planned = replace(plan(model), status="inaccurate")
+    monkeypatch.setattr(Planner, "plan", lambda *a, **k: planned)
     assert model.solve().status == "optimal"  # by the linear program
     found = model.solve(time_limit=0.0)
     assert found.status == "inaccurate"
@@ -427,12 +386,7 @@ def test_an_inaccurate_plan_is_kept_if_there_is_no_time_for_more(monkeypatch):
         ({"kappa": np.nan}, ValueError, "kappa"),
         ({"tol": -1.0}, ValueError, r"tol must be >= 0, got -1\.0"),
         ({"progress": 1}, TypeError, "progress must be True, False or None, got 1"),
-        ({"interruptible": None}, TypeError, "interruptible must be True or False"),
         ({"time_limit": -1.0}, ValueError, "time_limit must be"),
-        ({"max_columns": 0}, ValueError, "max_columns must be between 1 and .*, got 0"),
-        ({"allowed": [[1, 1]]}, TypeError, "allowed must hold booleans, got dtype int64"),
-        ({"allowed": [[True]]}, ValueError, r"allowed must have shape \(1, 2\), got \(1, 1\)"),
-        ({"allowed": [[False, False]]}, ValueError, r"allowed\[0\] must allow an action, got none"),
     ],
 )
 def test_bad_input_is_named(keywords, error, message):

@@ -6,7 +6,8 @@ import scipy.sparse as sp
 
 from dpdl import _planning
 from dpdl.instances import garnet
-from dpdl.models.pricing import Pricing, Rows
+from dpdl.models.evaluation import Rows
+from dpdl.models.pricing import Pricing
 from kinds import ring
 from problems import random_problem
 

@@ -112,9 +112,6 @@ def test_a_log_and_a_discount_are_enough(name, log):
     assert result.success
     reward = result.evaluation.reward.value
     assert reward >= best - 0.01 * abs(best)
-    in_class = log.question.reward(model.solve(psi=result.settings.psi, mu=log.frequencies).reward)
-    assert result.evaluation.bound >= in_class - 1e-6 * abs(in_class)
-    assert result.evaluation.gap <= 0.05 * abs(best)
     assert_agree(result.evaluation, real(name, in_world(name, log, result.policy.probabilities)))
 
 

@@ -1,4 +1,4 @@
-"""No result says success with a limit that its own data shows to be broken, and gaps are never too small."""
+"""No result says success with a limit that its own data shows to be broken."""
 
 import pickle
 
@@ -11,7 +11,6 @@ from dpdl.models.judgement import TOLERANCE
 from test_ends import ending_model
 
 N = pytest.mark.parametrize("n", [2, pytest.param(200, marks=pytest.mark.slow)])
-MANY = pytest.mark.parametrize("n", [15, pytest.param(450, marks=pytest.mark.slow)])
 
 
 def problem(seed):
@@ -77,35 +76,6 @@ def test_success_means_that_the_data_shows_every_limit_kept(n, kind):
     if kind == "infeasible":
         # A log may show a model whose limits can just be kept, by chance (one of 200 does, by 0.0007).
         assert counted["infeasible"] > counted["kept"] + counted["broken"]
-
-
-@MANY
-def test_gaps_are_never_smaller_than_the_exact_ones(n):
-    """psi binding and not, in practice and in theory, few steps and many, one run, replicas and levels."""
-    compared = binding = 0
-    for seed in range(n):
-        model, mu, rng = problem(1000 + seed)
-        log = with_limits(model, mu, rng, "generous")
-        psi, T = float(rng.choice([1.2, 2.0, 5.0, 100.0])), int(rng.choice([1, 300, 5000]))
-        start = str(rng.choice(["paper", "plan"]))
-        run = {"gamma": model.gamma, "rho0": model.rho0, "psi": psi, "slater": 0.2, "T": T, "start": start}
-        result = (
-            learn(log, **run, rng=0)
-            if seed % 10 > 1
-            else replicate(log, n=2, **run, rng=0).result
-            if seed % 10
-            else learn(log, gamma=model.gamma, rho0=model.rho0, psi=psi, T=T, rng=0)
-        )
-        plug_in = exact.plug_in(log, model.gamma, model.rho0)
-        best = plug_in.solve(psi=result.settings.psi, mu=log.frequencies)
-        if best.status != "optimal":
-            continue
-        compared += 1
-        binding += plug_in.solve().reward > best.reward + 1e-6
-        assert result.evaluation.bound >= best.reward - 1e-7 / (1 - model.gamma)
-    print(f"{n} runs, {compared} with a policy within psi, {binding} where psi binds: no gap is too small")
-    assert compared > n / 2
-    assert binding > n / 20
 
 
 def test_a_pickled_result_has_the_policy_that_was_judged():

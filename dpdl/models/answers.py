@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl._validation import Array
-from dpdl.models import certified, highs
+from dpdl.models import certified
 from dpdl.models import linear_programs as programs
+from dpdl.models.evaluation import Rows, state_occupancy
 from dpdl.models.model import Model
-from dpdl.models.occupancy import state_occupancy
-from dpdl.models.planner import plan, slater_bounds
+from dpdl.models.planner import Planner
 from dpdl.models.solution import Evaluation, Solution
 
 #: From this many pairs on, the planner is taken by default: there it is quicker than the linear program.
@@ -42,9 +42,8 @@ def evaluate(cmdp: Model, policy: ArrayLike) -> Evaluation:
     -----
     Up to 1000 states each entry of the occupancy has a relative error of some 1e-14, whatever gamma is and
     however small the transition probabilities are; the probability of staying in a state is taken to be what
-    those of leaving it leave to one. Beyond, the equations of the normalised occupancy, which sums to one, are
-    solved to a residual d in the 1-norm, and the occupancy is within d/(1-gamma): d is brought to rounding, and
-    never above 1e-13, since a failure to do so raises ``RuntimeError``.
+    those of leaving it leave to one. Beyond, the occupancy is within some 1e-15/(1-gamma)^2 in the 1-norm, and
+    ``RuntimeError`` is raised if it cannot be shown to be within 1e-6/(1-gamma).
 
     Examples
     --------
@@ -86,9 +85,10 @@ def solve(
     mu : array_like, shape (S, A), optional
         The data distribution.
     method : {"auto", "planner", "lp"}
-        "lp": one linear program over occupancies, which takes minutes beyond some 5,000 pairs. "planner": `plan`, which
-        knows no `psi`. "auto" takes what measures quicker: the linear program with `psi` and up to 2,000 pairs, the
-        planner otherwise. Up to 5,000 pairs it tries the linear program as well if the planner's answer is inaccurate.
+        "lp": one linear program over occupancies, which takes minutes beyond some 5,000 pairs. "planner": column
+        generation over policies (`dpdl.models.planner`), which knows no `psi`. "auto" takes what measures quicker: the
+        linear program with `psi` and up to 2,000 pairs, the planner otherwise. Up to 5,000 pairs it tries the linear
+        program as well if the planner's answer is inaccurate.
     tol : float
         Relative gap that the planner may leave; it is then quicker.
     time_limit : float, optional
@@ -125,14 +125,14 @@ def solve(
         raise ValueError("method 'planner' knows no psi and mu: use 'lp'")
     model, reward_size, sizes = cmdp.normalised()
     if method == "planner" or (method == "auto" and not bounded and cmdp.r.size >= PLANNER_PAIRS):
-        planned = plan(model, kappa / sizes, tol, time_limit=seconds, progress=progress, interruptible=True)
-        planned = _restored(planned, reward_size, sizes)
+        planner = Planner(Rows.of(model), tol, deadline=deadline, progress=progress)
+        planned = _restored(planner.plan(kappa / sizes, interruptible=True), reward_size, sizes)
         if method == "planner" or planned.status != "inaccurate" or cmdp.r.size > LP_PAIRS:
             return planned
     closed = model.closed()
     program = programs.largest_reward(closed, (1 - cmdp.gamma) * kappa / sizes, _caps(closed, psi, mu, cmdp.r.shape))
     try:
-        with highs.time_limit(deadline - time.monotonic()):
+        with programs.time_limit(deadline - time.monotonic()):
             answer = certified.solve(program)
     except (TimeoutError, KeyboardInterrupt) as stop:
         if planned is not None:
@@ -205,7 +205,7 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
     model, _, sizes = cmdp.normalised(alike=True)
     size = float(sizes[0])
     if psi is None and mu is None and cmdp.r.size >= PLANNER_PAIRS:
-        lower, upper = slater_bounds(model)
+        lower, upper = Planner(Rows.of(model), progress=None).most_careful(np.zeros(cmdp.n_utilities), 0.0).slater
         if upper - lower <= _SHOWN:
             return size * lower
     closed = model.closed()

@@ -15,35 +15,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.csgraph import breadth_first_order
 
-from dpdl import _planning
 from dpdl import _text as text
 from dpdl import _validation as check
-from dpdl import policy as policies
 from dpdl._validation import Array
 from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
+from dpdl.models.answers import evaluate
 from dpdl.models.cmdp import CMDP
-from dpdl.models.linear_programs import fill
+from dpdl.models.evaluation import Evaluator, Rows
 from dpdl.models.plug_in import plug_in
 from dpdl.models.solution import Solution
-from dpdl.models.solving import Kernel
 from dpdl.question import AVERAGE, Question, pose
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
-#: See `_tolerances`.
+#: See `Judge._tolerances`.
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
-#: Sweeps of value iteration for the bound, at most, and how many are made before it is looked at.
-SWEEPS, SWEEPS_AT_ONCE = 500, 25
+#: Accuracy of value functions, relative to the largest that numbers up to one have.
+ACCURACY = 1e-12
 #: Relative to the numbers that were added, smaller sums and variances are rounding.
 ROUNDING = 1e-14
 
@@ -85,25 +80,6 @@ class Figure:
         return f"{self.name} is estimated at {self.value:.4g}, {over:.2g} {side} of {self.limit:.4g} ({surely})"
 
 
-class Dual(NamedTuple):
-    """The duals of a run, for the bound of its gap, and the mass that it gives to the visited pairs.
-
-    Attributes
-    ----------
-    V, lam : arrays, shapes (S,), (I,)
-        Averages of the duals; any others are valid, and give a worse bound.
-    psi : float
-        The class: safe policies whose occupancy is within psi of the log's distribution of pairs.
-    mass : array
-        The learned occupancy of the log's `pairs`.
-    """
-
-    V: Array
-    lam: Array
-    psi: float
-    mass: Array
-
-
 @dataclass(frozen=True)
 class Judgement:
     """Estimates for a policy from the data of a log, `judge` says how.
@@ -114,50 +90,32 @@ class Judgement:
     constraints : tuple of Figure
     unseen : float
         Share of the (discounted) time that the policy spends at pairs which the log does not show.
-    flow_residual : float or None
-        Of a learned x: the 1-norm of A'nu - rho0, how far it is from being an occupancy.
-    bound : float or None
-        No policy that keeps the constraints, within the run's psi of the data, earns more on the plug-in model; in the
-        caller's units. Minus infinity if psi leaves no policy at all.
     """
 
     reward: Figure
     constraints: tuple[Figure, ...]
     unseen: float
-    gamma: float
-    n_transitions: int
-    flow_residual: float | None = None
-    bound: float | None = None
-    occupancy: Array | None = field(default=None, repr=False, compare=False)
 
     @property
     def kept(self) -> bool:
         """Whether every constraint is estimated to be kept."""
-        return all(one.kept for one in self.constraints)
+        return all(figure.kept for figure in self.constraints)
 
     @property
     def broken(self) -> tuple[Figure, ...]:
         """The constraints that are estimated to be broken."""
-        return tuple(one for one in self.constraints if not one.kept)
-
-    @property
-    def gap(self) -> float | None:
-        """How much more a policy of the class could earn at most: `bound` less the reward; None without a bound.
-
-        It is negative if the policy is not of the class: a constraint is broken, or psi exceeded.
-        """
-        return None if self.bound is None else self.bound - self.reward.value
+        return tuple(figure for figure in self.constraints if not figure.kept)
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
         """The table that a person reads: name, estimate, standard error, limit, verdict."""
-        found: list[tuple[str, ...]] = []
-        for one in (self.reward, *self.constraints):
-            limit = "" if one.limit is None else f"{'<=' if one.is_cost else '>='} {one.limit:.4g}"
-            limit += " a step" if one.is_average else ""
-            verdict = "" if one.kept is None else "kept" if one.kept else "BROKEN"
-            found.append((one.name, text.tidy(one.value), text.tidy(one.error, 2), limit, verdict))
-        return found
+        rows: list[tuple[str, ...]] = []
+        for figure in (self.reward, *self.constraints):
+            limit = "" if figure.limit is None else f"{'<=' if figure.is_cost else '>='} {figure.limit:.4g}"
+            limit += " a step" if figure.is_average else ""
+            verdict = "" if figure.kept is None else "kept" if figure.kept else "BROKEN"
+            rows.append((figure.name, text.tidy(figure.value), text.tidy(figure.error, 2), limit, verdict))
+        return rows
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -167,10 +125,6 @@ class Judgement:
     def lines(self) -> list[str]:
         """The judgement in lines of text."""
         lines = text.aligned(self.header, self.rows)
-        if self.gap is not None and self.kept:
-            best = f"no policy that is safe and as near to the data earns more than {text.tidy(self.bound)} on it"
-            outside = "the policy is farther from the data than psi allows, so how good it is was not bounded"
-            lines.append(best if self.gap >= 0 else outside)
         if self.unseen > 1e-9:
             lines.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
         return lines
@@ -331,97 +285,40 @@ class Judge:
         assert self.dataset.question is not None
         return self.dataset.question
 
-    @cached_property
-    def counts(self) -> Array:
-        """Visits of each pair, (S A,)."""
-        found = np.zeros(self.model.r.size)
-        found[self.dataset.pairs] = self.dataset.pair_counts
-        return found
+    def of(self, policy: Array) -> Judgement:
+        """Estimate reward and constraints of a policy."""
+        model, question, unit = self.model, self.question, 1 - self.model.gamma
+        estimate = evaluate(model, policy)
+        chain = Evaluator(Rows.of_policy(model, policy))
+        V = chain.values(chain.policy, np.full(1 + model.n_utilities, ACCURACY / unit)).T
+        V[:, ~estimate.occupancy.any(axis=1)] = 0.0  # what happens in states that are not reached does not matter
+        errors = self._errors(estimate.occupancy.ravel(), V)
+        size = question.reward(1 / unit)
+        value, error = (_rounded(question.reward(figure), size) for figure in (estimate.reward, errors[0]))
+        figures = [Figure("reward", value, error)]
+        tolerance, is_cost, is_average = self._tolerances(), question.limits is not None, question.limit_on == AVERAGE
+        for i, (name, utility) in enumerate(zip(question.names, estimate.utilities, strict=True)):
+            scale = question.scales[i] * (unit if is_average else 1.0)
+            limit = 0.0 if question.limits is None else question.limits[i]
+            value = limit - scale * utility if is_cost else scale * utility
+            value, error = (_rounded(figure, scale / unit) for figure in (value, scale * errors[1 + i]))
+            kept = bool(unit * utility >= -tolerance[i])
+            figures.append(Figure(name, value, error, limit, is_cost, kept, is_average))
+        return Judgement(figures[0], tuple(figures[1:]), float(unit * estimate.occupancy.ravel()[self._unseen].sum()))
 
-    def of(self, policy: Array, dual: Dual | None = None) -> Judgement:
-        """Estimate reward and constraints of a policy, and with the duals of a run how good it is."""
-        model, question = self.model, self.question
-        chain = Chain(model, policy)
-        gains = np.concatenate([model.r[None], model.u]).reshape(1 + model.n_utilities, -1)
-        occupancy, V = chain.occupancy(), chain.values(gains)
-        values, errors = gains @ occupancy, self._errors(occupancy, V)
-        value, error = (
-            _rounded(question.reward(one), question.reward(1 / (1 - model.gamma))) for one in (values[0], errors[0])
-        )
-        reward = Figure("reward", value, error)
-        normaliser, tolerance = 1 - model.gamma, _tolerances(self.dataset, model)
-        found = []
-        for i, name in enumerate(question.names):
-            scale = question.scales[i]
-            kept = bool(normaliser * values[1 + i] >= -tolerance[i])
-            shrink = scale * (normaliser if question.limit_on == AVERAGE else 1.0)
-            value, error, limit = shrink * values[1 + i], shrink * errors[1 + i], 0.0
-            if question.limits is not None:
-                limit = question.limits[i]
-                value = limit - value
-            value, error = (_rounded(one, shrink / normaliser) for one in (value, error))
-            found.append(
-                Figure(name, value, error, limit, question.limits is not None, kept, question.limit_on == AVERAGE)
-            )
-        return Judgement(
-            reward=reward,
-            constraints=tuple(found),
-            unseen=float(normaliser * occupancy[self.counts == 0].sum()),
-            gamma=model.gamma,
-            n_transitions=len(self.dataset),
-            flow_residual=None if dual is None else self._flow_residual(dual.mass),
-            bound=None if dual is None else question.reward(self._bound(dual, V)),
-            occupancy=occupancy.reshape(policy.shape),
-        )
-
-    def _flow_residual(self, mass: Array) -> float:
-        """The 1-norm of A'nu - rho0."""
-        nu = np.zeros(self.model.r.size)
-        nu[self.dataset.pairs] = mass
-        outflow = nu.reshape(self.model.r.shape).sum(axis=1)
-        return float(abs(outflow - self.model.gamma * (self.model.P.T @ nu) - self.model.rho0).sum())
-
-    def _bound(self, dual: Dual, values: Array) -> float:
-        """The least upper bound by weak duality that the duals of the run, the values of its policy, or zeros give.
-
-        For any V and lam >= 0, an occupancy nu with J^u_i >= 0 earns at most
-
-            rho0.V + <nu, r + <u, lam> - V + gamma P V>,
-
-        and (1-gamma) nu is a distribution (less than one where episodes end) below psi times that of the log.
-        """
-        model, discount = self.model, 1 - self.model.gamma
-        caps = dual.psi * self.counts / len(self.dataset)
-        if model.ends is not None:
-            caps = np.append(caps, np.inf)
-        P, u, A = model.P, model.u.reshape(model.n_utilities, model.r.size), model.n_actions
-
-        def bound(V: Array, lam: Array) -> float:
-            left = model.r.ravel() + lam @ u - np.repeat(V, A) + model.gamma * (P @ V)
-            if model.ends is not None:
-                left = np.append(left, 0.0)
-            return float(model.rho0 @ V) + fill(left / discount, caps)
-
-        V, free = values[0] + dual.lam @ values[1:], np.zeros_like(dual.lam)
-        least = min(bound(dual.V, dual.lam), bound(V, dual.lam), bound(values[0], free), bound(0 * V, free))
-        # Value iteration in place, from the policy's value function, while that helps.
-        first = np.arange(0, model.r.size + 1, A, dtype=np.int32)
-        greedy = first[:-1].copy()
-        rows = P.indptr.astype(np.int64), P.indices.astype(np.int32), P.data, first, model.r.ravel() + dual.lam @ u
-        for _ in range(SWEEPS // SWEEPS_AT_ONCE):
-            for k in range(SWEEPS_AT_ONCE):
-                _planning.improve_in_place(*rows, model.gamma, V, greedy, k % 2 == 1)
-            previous, least = least, min(least, bound(V, dual.lam))
-            if least > previous - 1e-4 * (1 + abs(previous)):
-                break
-        return least + 1e-12 * (1 + abs(least))  # the sums are rounded
+    @property
+    def _unseen(self) -> NDArray[np.bool_]:
+        """Which pairs the log does not show, (S A,)."""
+        unseen = np.ones(self.model.r.size, dtype=bool)
+        unseen[self.dataset.pairs] = False
+        return unseen
 
     def _errors(self, occupancy: Array, values: Array) -> Array:
         """Standard errors of gains @ occupancy; `values` are the value functions, one a row."""
         data, size = self.dataset, len(self.dataset.table)
         n = data.table_counts.astype(np.float64)
         weight = np.divide(occupancy[data.table] ** 2, n, where=n > 0, out=np.zeros(size))
-        found = np.zeros(len(values))
+        squares = np.zeros(len(values))
         for k, V in enumerate(values):
             after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
             total, square, first = np.zeros(size), np.zeros(size), 0
@@ -443,63 +340,25 @@ class Judge:
             variance = square - n * mean**2
             variance = np.where(variance > ROUNDING * square, variance, 0.0) / np.maximum(n - 1, 1)
             variance[n < 2] = ((high - low) / 2) ** 2
-            found[k] = weight @ variance
+            squares[k] = weight @ variance
             if self.estimated_start and data.initial_counts is not None:
                 rho0, n_starts = self.model.rho0, int(data.initial_counts.sum())
                 if n_starts > 1:
-                    found[k] += float(rho0 @ (V - rho0 @ V) ** 2) / (n_starts - 1)
+                    squares[k] += float(rho0 @ (V - rho0 @ V) ** 2) / (n_starts - 1)
                 else:
-                    found[k] += float(V.max() - V.min()) ** 2 / 4
-        return np.sqrt(found)
+                    squares[k] += float(V.max() - V.min()) ** 2 / 4
+        return np.sqrt(squares)
 
+    def _tolerances(self) -> Array:
+        """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
 
-def _tolerances(dataset: Dataset, model: CMDP) -> Array:
-    """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
-
-    A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
-    others. And no more than 0.1% of a limit other than zero.
-    """
-    found = TOLERANCE * abs(model.u).reshape(model.n_utilities, model.r.size)[:, dataset.pairs] @ dataset.pair_counts
-    found = found / len(dataset)
-    question = dataset.question
-    if question is not None and question.limits is not None:
-        share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
-        found = np.where(question.rate != 0, np.minimum(found, share), found)
-    return np.maximum(found, ROUNDING)
-
-
-class Chain:
-    """The states of a model under a policy.
-
-    Only states that are reached from the initial ones take part; the values of others are zero.
-    """
-
-    def __init__(self, model: CMDP, policy: Array) -> None:
-        self.model = model
-        self.choose = policies.choice_matrix(policy)
-        kernel = sp.csr_array(self.choose @ model.P)
-        kernel.eliminate_zeros()
-        self.reached = _reachable(kernel, np.flatnonzero(model.rho0))
-        self._solve = Kernel(kernel[self.reached][:, self.reached], model.gamma).solve
-
-    def occupancy(self) -> Array:
-        """Expected discounted visits of the pairs, (S A,)."""
-        p = np.zeros(self.model.n_states)
-        p[self.reached] = np.maximum(self._solve(self.model.rho0[self.reached], transposed=True), 0.0)
-        return self.choose.T @ p
-
-    def values(self, gains: Array) -> Array:
-        """Value functions of gains (k, S A), one a row, (k, S)."""
-        V = np.zeros((len(gains), self.model.n_states))
-        for row, gain in zip(V, gains, strict=True):
-            row[self.reached] = self._solve((self.choose @ gain)[self.reached])
-        return V
-
-
-def _reachable(kernel: sp.csr_array, start: NDArray[np.intp]) -> NDArray[np.intp]:
-    """States that can be reached from those in `start`, ascending."""
-    n = kernel.shape[0]
-    links = sp.csr_array((np.ones(len(start)), (np.zeros(len(start), dtype=np.intp), start)), shape=(1, n))
-    graph = sp.csr_array(sp.block_array([[kernel, None], [links, sp.csr_array((1, 1))]]))  # one node leads to them
-    found = breadth_first_order(graph, n, return_predecessors=False)
-    return np.sort(found[found < n])
+        A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
+        others. And no more than 0.1% of a limit other than zero.
+        """
+        data, question = self.dataset, self.question
+        u = abs(self.model.u).reshape(self.model.n_utilities, self.model.r.size)
+        tolerance = TOLERANCE * u[:, data.pairs] @ data.pair_counts / len(data)
+        if question.limits is not None:
+            share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
+            tolerance = np.where(question.rate != 0, np.minimum(tolerance, share), tolerance)
+        return np.maximum(tolerance, ROUNDING)

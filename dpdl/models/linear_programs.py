@@ -18,7 +18,11 @@ the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -28,9 +32,8 @@ from numpy.typing import NDArray
 
 from dpdl import theory
 from dpdl._validation import Array
-from dpdl.models.highs import linprog
+from dpdl.models.evaluation import ending, moves
 from dpdl.models.model import Model
-from dpdl.models.occupancy import moves
 
 #: Tolerance of feasibility and optimality on the normalised scale; ten times that of HiGHS.
 TOLERANCE = 1e-9
@@ -40,6 +43,9 @@ SMALLEST_CAP = 1e-9
 _SIMPLEX_ROWS = 500
 #: How often a solution is refined, and by how much residuals are magnified for that.
 _REFINEMENTS, _MAGNIFICATION = 2, 2.0**24
+#: When linear programs must end, for this thread; and linprog's status if they do not.
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+_OUT_OF_TIME = 1
 OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
@@ -118,11 +124,6 @@ def value_drop(cmdp: Model, V: Array) -> Array:
     away, own = sp.coo_array(moves(cmdp)), np.repeat(V, cmdp.n_actions)
     change = np.bincount(away.row, weights=away.data * (own[away.row] - V[away.col]), minlength=len(own))
     return ending(cmdp) * own + change
-
-
-def ending(cmdp: Model) -> Array:
-    """Return by how much the inflow from each pair falls short of its mass: 1 - gamma, and gamma times its ends."""
-    return np.full(cmdp.r.size, 1 - cmdp.gamma) + (0.0 if cmdp.ends is None else cmdp.gamma * cmdp.ends.ravel())
 
 
 # ---- The programs ----
@@ -231,42 +232,6 @@ def propose(program: Program, solver: Solver | None = None) -> Proposal | None:
         return None
     q = _occupancy(solution.y[:-1], pairs, scale, caps)
     return Proposal(q, balance.values(solution.V), np.maximum(solution.w, 0) / size)
-
-
-class Margin(NamedTuple):
-    """The q of a nearly best worst utility, and the value function and weights that bound it."""
-
-    q: Array
-    V: Array
-    weights: Array
-
-
-def penalised_margin(cmdp: Model, caps: Array, radius: float) -> Margin:
-    """Maximise the worst utility less penalties for not being an occupancy; always has a solution.
-
-    The penalties are `radius` on the residual of a flow and (1-gamma) radius on that of sum q = 1. They keep V within
-    `radius` in the dual program, so that it stays a plausible value function even where the region holds no occupancy.
-    """
-    program, pairs, n = largest_margin(cmdp, caps), np.flatnonzero(caps), cmdp.n_states
-    scale = np.minimum(1, caps[pairs])
-    balance, slack = _Balance.of(cmdp, pairs, scale), sp.eye_array(n)
-    penalty = radius * np.append(balance.size, 1 - cmdp.gamma)
-    rows = sp.hstack([program.rows[:, pairs] * scale[None], sp.csc_array((len(program.limits), 2 * n))])
-    solution = optimum(
-        Standard(
-            cost=np.concatenate([np.zeros(len(pairs)), penalty, penalty, [-1.0]]),
-            E=sp.csr_array(sp.hstack([balance.E, slack, -slack, sp.csc_array((n, 1))])),
-            b=balance.b,
-            G=sp.csr_array(sp.hstack([rows, program.rows_t[:, None]])),
-            h=program.limits,
-            upper=np.concatenate([np.where(caps[pairs] < 1, 1.0, np.inf), np.full(2 * n + 1, np.inf)]),
-        )
-    )
-    if solution is None:
-        raise RuntimeError("HiGHS could not solve the linear program of the penalised margin, which has a solution")
-    weights = np.maximum(solution.w[: cmdp.n_utilities], 0)
-    q = _occupancy(solution.y[: len(pairs)], pairs, scale, caps)
-    return Margin(q, balance.values(solution.V), weights / weights.sum())
 
 
 def flow_matrix(cmdp: Model) -> sp.csc_array:
@@ -413,3 +378,38 @@ def refined(program: Standard) -> Optimum | None:
 
 def _method(program: Standard) -> str:
     return "highs-ds" if len(program.b) <= _SIMPLEX_ROWS else "highs-ipm"
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Limit the total time of all linear programs inside the block.
+
+    One that exceeds it raises TimeoutError. The limit is a context variable, so it applies to this thread only.
+
+    Examples
+    --------
+    >>> with time_limit(0.0):
+    ...     linprog([1.0], A_eq=[[1.0]], b_eq=[1.0])
+    Traceback (most recent call last):
+        ...
+    TimeoutError: there was no time left for a linear program
+    """
+    token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def linprog(*arguments: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+    """Solve a linear program with `scipy.optimize.linprog` inside the present time limit."""
+    import scipy.optimize  # here, because it makes `import dpdl` slow
+
+    left = _DEADLINE.get() - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("there was no time left for a linear program")
+    limit = {} if math.isinf(left) else {"time_limit": left}
+    solution = scipy.optimize.linprog(*arguments, options=(options or {}) | limit, **keywords)
+    if limit and solution.status == _OUT_OF_TIME:
+        raise TimeoutError("a linear program ran out of time")
+    return solution

@@ -23,6 +23,7 @@ from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
 from dpdl.models import linear_programs as programs
+from dpdl.models.evaluation import ending
 from dpdl.models.model import Model
 
 #: Accuracy of the saddle value, on the normalised scale.
@@ -46,7 +47,7 @@ def lagrangian_gradient(
     primal, weight = _table(cmdp, "x", x), _weight(cmdp, mu, mu_hat)
     value = check.numbers_array("V", V, shape=(cmdp.n_states,))
     multiplier = check.numbers_array("lam", lam, shape=(cmdp.n_utilities,), at_least=0)
-    utility = cmdp.u - check.real("kappa", kappa) * programs.ending(cmdp).reshape(cmdp.r.shape)
+    utility = cmdp.u - check.real("kappa", kappa) * ending(cmdp).reshape(cmdp.r.shape)
     advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
     advantage += np.einsum("i,isa->sa", multiplier, utility)
     nu = weight * primal
@@ -157,7 +158,7 @@ def _maximiser(
     pairs = np.flatnonzero(weight > 0)  # x does not matter where W = 0, and zero is feasible there
     scale = np.minimum(bound, caps[pairs])
     factor = weight[pairs] * scale
-    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size) - kappa * programs.ending(cmdp))[:, pairs] * factor
+    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size) - kappa * ending(cmdp))[:, pairs] * factor
     n, slacks = len(pairs), 2 * n_states + 1
     flow = radius_V * programs.flow_matrix(cmdp)[:, pairs] * factor[None]
     identity = sp.eye_array(n_states)

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 
 from dpdl import _text as text
 from dpdl import _validation as check
+from dpdl._progress import StatusLine
 from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.files.saved import Saved
-from dpdl.models.status_line import StatusLine
 from dpdl.question import pose
 from dpdl.safety.proposals import Proposer
 from dpdl.safety.safe import Search

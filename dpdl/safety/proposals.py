@@ -24,8 +24,8 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 
 from dpdl._validation import Array
+from dpdl.models.evaluation import Rows
 from dpdl.models.planner import Planner
-from dpdl.models.pricing import Rows
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task
 from dpdl.safety.trial import Trial

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
+from dpdl._progress import StatusLine
 from dpdl._validation import Array
 from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
-from dpdl.models.status_line import StatusLine
 from dpdl.question import pose
 from dpdl.safety.answer import Answer, AnswerStatus, Candidate, Needed
 from dpdl.safety.certificate import Certificate, hidden, keeps, logged_policy, make_certificate

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dpdl._validation import Array
-from dpdl.models.pricing import Pricing, Rows
+from dpdl.models.evaluation import Evaluator, Rows
 from dpdl.safety.composites import Cells, Ints, Options
 
 #: Up to this many states values are found by dense elimination, which is quicker.
@@ -152,10 +152,10 @@ class Sample:
         ends = np.maximum(1 - self.gamma * P.sum(axis=1), 1 - self.gamma)
         rho0 = self.start / mass if mass > 0 else np.full(n, 1 / n)
         rows = Rows.from_matrix(P, np.arange(n + 1), np.ascontiguousarray(b.T), ends, self.gamma, rho0)
-        pricing, each = Pricing(rows), np.arange(n, dtype=np.int32)
+        evaluator, each = Evaluator(rows), np.arange(n, dtype=np.int32)
         size = np.maximum(abs(b).max(axis=0), np.finfo(float).tiny) / (1 - self.gamma)
-        V = pricing.values(each, ACCURACY * size)
-        return V, mass * pricing.occupancy(each, ACCURACY / (1 - self.gamma))[0]
+        V = evaluator.values(each, ACCURACY * size)
+        return V, mass * evaluator.occupancy(each, ACCURACY / (1 - self.gamma))[0]
 
     def evaluate(self, policy: Array) -> Value:
         """Evaluate a policy."""
