@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpdl import Dataset, coverage, exact, learn, read_log, resume, verify
+from dpdl import Dataset, certify, coverage, exact, learn, read_log, resume, safe_policy, verify
 from test_ends import GAMMA, ending_model
 
 SIZES = {"n_states": 6, "n_actions": 3}
@@ -39,7 +39,7 @@ def clinic(n=3000, seed=0, few=False):
         "day": np.arange(n),
         "ward": np.array(["ward", "icu", "rehab", "home"])[rng.integers(4, size=n)],
         "drug": np.array(["none", "low", "high"])[drug],
-        "gain": drug - 1.0 if few else drug + rng.normal(size=n),
+        "gain": drug + 0.0 if few else drug + rng.normal(size=n),
         "icu": (rng.random(n) < 0.1 + 0.1 * drug).astype(float),
         "wear": wear,
         "left": ends & (rng.random(n) < 0.8),
@@ -196,13 +196,82 @@ def test_what_an_engine_cannot_count_is_named():
     for change, message in (
         ({"time": None}, "rows of an engine have no order"),
         ({"reward": "profit"}, "the frame has no column 'profit'"),
-        ({"missing": "drop"}, 'a log that is counted is read with missing="error"'),
+        ({"discretizer": {"bins": 2}}, "a log that is counted cannot be discretised"),
+        ({"truncated": "left"}, "a log that is counted takes no truncated="),
     ):
         with pytest.raises(ValueError, match=message):
             read_log(frame.lazy(), **(ROLES | change))
     holes = frame.with_columns(pl.when(pl.col("day") > 5).then(pl.col("ward")), pl.col("gain").log())
     with pytest.raises(ValueError, match=r"column 'ward': 6 missing; column 'gain': [0-9,]+ not finite"):
         read_log(holes.lazy(), **ROLES)
+    with pytest.raises(ValueError, match=r"\(time\): a time must not occur twice in an episode \(such rows .*: 2\)"):
+        read_log(pl.concat([frame, frame[:2]]).lazy(), **ROLES)
+    with pytest.raises(ValueError, match="rows whose place in an episode is not known cannot be dropped; column 'day'"):
+        read_log(frame.with_columns(pl.when(pl.col("day") > 5).then(pl.col("day"))).lazy(), **ROLES, missing="drop")
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_engines_leave_out_the_rows_that_the_reader_leaves_out(few):
+    frame = pl.DataFrame(clinic(few=few))
+    day = pl.col("day")
+    holes = frame.with_columns(
+        pl.when(day % 50 != 7).then(pl.col("ward")),
+        pl.when(day % 70 != 9).then(pl.col("icu")),
+        pl.when(day % 90 == 11).then(np.inf).otherwise(pl.col("gain")).alias("gain"),
+        pl.when(day % 110 != 13).then(pl.col("drug")),
+    )
+    rows, counts = (read_log(each, **ROLES, missing="drop") for each in (holes, holes.lazy()))
+    assert len(rows) < len(read_log(frame, **ROLES))
+    same_counts(counts, rows)
+    assert "column 'icu': 43 missing" in counts.notes[0]
+
+
+@pytest.mark.parametrize("scale", [1e-162, 1e155])
+def test_engines_keep_standard_deviations_of_any_size(scale):
+    table = clinic()
+    table["wear"] = table["wear"] * scale
+    found = read_log(pl.DataFrame(table), **ROLES, counts=True).counts()["cost_stds"]["wear"]
+    wanted = read_log(clinic(), **ROLES).counts()["cost_stds"]["wear"]
+    np.testing.assert_allclose(found / scale, wanted, rtol=1e-9)
+
+
+def test_values_are_part_of_the_cells_only_if_that_makes_few_cells(monkeypatch):
+    table = clinic(few=True)
+    rows, frame = read_log(table, **ROLES), pl.DataFrame(table).lazy()
+    for most, few in ((3000, True), (72 * 18, True), (72 * 18 - 1, False)):  # 72 cells, 12 of rows left out
+        monkeypatch.setattr("dpdl.data.engine.MOST_CELLS", most)
+        counts = read_log(frame, **ROLES)
+        same_counts(counts, rows)
+        assert (counts.spreads is None) == few
+        assert (len(counts.records) > 60) == few
+
+
+QUESTION = {"gamma": 0.9, "limits": {"icu": 0.25, "wear": 1.2}, "limit_on": "average"}
+
+
+def figures(log):
+    """What certificates of a given policy and of the best one print, and their bounds."""
+    answer = safe_policy(log, **QUESTION)
+    certificates = [certify(np.full((4, 3), 1 / 3), log, **QUESTION), answer.certificate]
+    bounds = [one.bound for each in certificates for one in (each.reward, *each.constraints)]
+    return [answer.message, *(each.rows for each in certificates)], bounds
+
+
+def same_answer(log, wanted, few):
+    """To the last printed digit if rewards and costs take few values, bounds within 1% otherwise."""
+    printed, bounds = figures(log)
+    if few:
+        assert printed == wanted[0]
+    np.testing.assert_allclose(bounds, wanted[1], rtol=0.01)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_rows_counts_and_engines_give_the_same_answer(few):
+    table = clinic(few=few)
+    rows, frame = read_log(table, **ROLES), pl.DataFrame(table)
+    wanted = figures(rows)
+    for source in (frame.lazy(), frame):
+        same_answer(read_log(source, **ROLES, counts=True), wanted, few)
 
 
 @pytest.mark.spark
@@ -211,9 +280,11 @@ def test_spark_counts_what_the_rows_say():
     session = pyspark.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         for few in (False, True):
-            table = clinic(1000, few=few)
+            table = clinic(few=few)
             rows = list(zip(*(column.tolist() for column in table.values()), strict=True))
-            same_counts(read_log(session.createDataFrame(rows, list(table)), **ROLES), read_log(table, **ROLES))
+            counts, rows = read_log(session.createDataFrame(rows, list(table)), **ROLES), read_log(table, **ROLES)
+            same_counts(counts, rows)
+            same_answer(counts, figures(rows), few)
     finally:
         session.stop()
 

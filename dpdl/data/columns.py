@@ -12,6 +12,8 @@ import difflib
 import glob
 import os
 import re
+import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ Mask = NDArray[np.bool_]
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
 #: Memory of DuckDB, in addition to the columns that are returned; beyond it, DuckDB writes to temporary files.
-MEMORY = "1GB"
+MEMORY = "2GB"
 #: Bytes of the longest row of a CSV, quoted line breaks included.
 LONGEST_ROW = 1 << 26
 #: Bytes that reading takes for every row, besides those of its columns; a table for which this is too much is refused.
@@ -165,14 +167,14 @@ def _listed(texts: Iterable[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 
 
-def typed_view(con: Any, numbers: Sequence[str], time: str | None, flag: str | bool | None) -> str:
+def typed_view(con: Any, numbers: Sequence[str], time: str | None, flag: str | bool | None, drop: bool = False) -> str:
     """The name of a view of ``source`` in which numbers, times and flags that are text have their types."""
     columns = [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
     chosen = []
     for name, kind in columns:
         text = _quoted(name)
         if kind == "VARCHAR" and name in numbers:
-            text = f"CAST({text} AS DOUBLE) AS {text}"
+            text = f"{'TRY_CAST' if drop else 'CAST'}({text} AS DOUBLE) AS {text}"
         elif kind == "VARCHAR" and name == time:
             wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND TRY_CAST({text} AS DOUBLE) IS NULL LIMIT 1"
             kind_of_time = "TIMESTAMPTZ" if con.execute(wrong).fetchall() else "DOUBLE"
@@ -191,7 +193,10 @@ def _flag(text: str) -> str:
 
 def connect() -> Any:
     """A connection to a DuckDB of its own, in memory."""
-    con = duckdb_module().connect(config={"memory_limit": MEMORY, "custom_user_agent": "dpdl"})
+    spill = os.path.join(
+        tempfile.gettempdir(), f"dpdl-{secrets.token_hex(8)}"
+    )  # made if needed, and removed at the end
+    con = duckdb_module().connect(config={"memory_limit": MEMORY, "temp_directory": spill, "custom_user_agent": "dpdl"})
     con.execute("SET TimeZone = 'UTC'")
     return con
 

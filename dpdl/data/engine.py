@@ -1,13 +1,15 @@
 """Counting a log on the engine where it lives: Spark, DuckDB, polars or ibis, by one expression of narwhals.
 
-The frame is counted by state, action, next state and end, and only these cells come back: how many rows each has, and
-the mean and standard deviation of reward and costs. Where reward and costs take few values, these are part of the cell,
-and the cells say exactly what the rows say. Next states are found by a window over episode and time. narwhals has no
+The frame is counted by state, action, next state and end, and only these cells come back, as columns of Arrow: how many
+rows each has, how many of them were first in their episode, and the mean and standard deviation of reward and costs.
+Where reward and costs take few values and that makes at most `MOST_CELLS` cells, the values are part of the cell, and
+the cells say exactly what the rows say. Next states are found by a window over episode and time. narwhals has no
 ordered windows for Dask: there the caller counts with a group-by and `Dataset.from_counts` (docs/formats.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,26 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl.data.dataset import Dataset
-from dpdl.data.labels import Labels, ordered, plain
+from dpdl.data.labels import Coded, Labels, merged, paired
 
-#: Reward and costs are part of the cells if together they take at most this many distinct values.
+#: Reward and costs can be part of the cells if they take at most this many combinations of values,
 FEW_VALUES = 64
+#: and if that makes at most this many cells.
+MOST_CELLS = 1 << 20
+#: Rows in which distinct values are counted first; if there are few, in all rows.
+SAMPLE = 10_000
 
-_NEXT, _FIRST, _LAST, _END = "dpdl_next", "dpdl_first", "dpdl_last", "dpdl_end"
-_COUNT, _MEAN, _STD = "dpdl_count", "dpdl_mean", "dpdl_std"
+_NEXT, _FIRST, _LAST, _END, _TWICE = "dpdl_next", "dpdl_first", "dpdl_last", "dpdl_end", "dpdl_twice"
+_COUNT, _MEAN, _STD, _MOST, _BAD = "dpdl_count", "dpdl_mean", "dpdl_std", "dpdl_most", "dpdl_bad"
 
 
 def is_lazy_frame(source: Any) -> bool:
     """Whether narwhals knows a frame as one that is computed elsewhere or later."""
-    name = f"{type(source).__module__}.{type(source).__name__}"
-    if not name.startswith(("pyspark", "polars", "duckdb", "_duckdb", "ibis", "sqlframe", "dask")):
-        return False
-    if name.startswith("dask"):
+    package, name = type(source).__module__.split(".")[0], type(source).__name__
+    if package.startswith("dask"):
         raise TypeError(
             "a Dask frame cannot be counted here, because narwhals has no ordered windows for it: count it with a "
             "group-by, see docs/formats.md"
         )
-    return name.startswith(("pyspark", "duckdb", "_duckdb", "ibis", "sqlframe")) or type(source).__name__ == "LazyFrame"
+    return package in ("pyspark", "duckdb", "_duckdb", "ibis", "sqlframe") or (package, name) == ("polars", "LazyFrame")
 
 
 def count_frame(
@@ -49,6 +53,7 @@ def count_frame(
     time: str | None = None,
     terminated: str | bool | None = None,
     tuples: Sequence[str] = (),
+    drop: bool = False,
 ) -> Dataset:
     """Count a lazy frame; the arguments are those of `read_log`, columns as lists.
 
@@ -56,6 +61,8 @@ def count_frame(
     ----------
     tuples : sequence of str
         Which of "state" and "action" have tuples as labels.
+    drop : bool
+        Whether rows with missing or malformed values are left out.
 
     Returns
     -------
@@ -66,136 +73,184 @@ def count_frame(
         import narwhals as nw
     except ImportError:
         raise ImportError("counting on an engine needs narwhals: pip install 'dpdl[table]'") from None
-    if next_state is None and (episode is None or time is None or terminated is None):
+    in_order = episode is not None and time is not None
+    if next_state is None and (not in_order or terminated is None):
         raise ValueError(
             "rows of an engine have no order: pass next_state=, or episode=, time= and terminated= (a column, True if "
             "every episode ends with its last row, or False)"
         )
-    if terminated is True and (episode is None or time is None):
+    if terminated is True and not in_order:
         raise ValueError("terminated=True is about the last row of every episode, so it needs episode= and time=")
     rows = nw.from_native(frame).lazy()
     names = list(rows.collect_schema().names())
     flag = terminated if isinstance(terminated, str) else None
-    wanted = [*state, *action, reward, *costs, *(next_state or ()), *filter(None, (episode, time, flag))]
+    values = list(dict.fromkeys([reward, *costs]))
+    wanted = [*state, *action, *values, *(next_state or ()), *filter(None, (episode, time, flag))]
     absent = [name for name in wanted if name not in names]
     if absent:
         raise ValueError(f"the frame has no column {absent[0]!r}; its columns are {', '.join(map(repr, names))}")
-    needed = [*state, *action, reward, *costs, *filter(None, (episode, time, flag))]
-    _refuse_missing(nw, rows, dict.fromkeys(needed), reward, costs)
+    rows = rows.select(*dict.fromkeys(wanted))
+
+    number = {name: nw.col(name).cast(nw.Float64) for name in values}
+    faults = {(name, "missing"): nw.col(name).is_null() for name in wanted if name not in (next_state or ())}
+    faults |= {(name, "not finite"): ~column.is_finite() for name, column in number.items()}
+    if flag is not None:
+        faults[flag, "not true or false"] = ~nw.col(flag).cast(nw.Float64).is_in([0.0, 1.0])
+    largest = {name: nw.when(column.is_finite()).then(column.abs()).max() for name, column in number.items()}
+    facts = _row(
+        rows.select(
+            nw.len().alias(_COUNT),
+            *(wrong.cast(nw.Int64).sum().alias(f"{_BAD}{k}") for k, wrong in enumerate(faults.values())),
+            *(column.alias(f"{_MOST}{k}") for k, column in enumerate(largest.values())),
+        )
+    )
+    bad = {fault: int(facts[f"{_BAD}{k}"] or 0) for k, fault in enumerate(faults)}
+    notes = _notes({fault: n for fault, n in bad.items() if n}, drop, (episode, time))
+    n_values = _distinct(nw, rows, values)
+    # Values are divided by a power of two, so that no square overflows or vanishes.
+    scales = [math.ldexp(0.5, math.frexp(facts[f"{_MOST}{k}"] or 1.0)[1]) for k in range(len(values))]
+    rows = rows.with_columns(*((number[name] / scale).alias(name) for name, scale in zip(values, scales, strict=True)))
 
     following = [f"{_NEXT}{k}" for k in range(len(state))]
-    groups, order = [] if episode is None else [episode], {"order_by": time}
-    ordered_rows, last = episode is not None and time is not None, nw.lit(False)
-    if ordered_rows:
-        shifts = [nw.col(state[0]).shift(by).over(*groups, **order) for by in (1, -1)]
-        rows = rows.with_columns(shifts[0].is_null().alias(_FIRST), shifts[1].is_null().alias(_LAST))
-        last = nw.col(_LAST)
-    end = last if terminated is True else nw.lit(False) if flag is None else nw.col(flag).cast(nw.Int64) == 1
     after = [nw.col(name) for name in next_state or ()]
-    after = after or [nw.col(name).shift(-1).over(*groups, **order) for name in state]
-    rows = rows.with_columns(end.alias(_END), *(one.alias(name) for one, name in zip(after, following, strict=True)))
+    end: Any = nw.lit(False) if flag is None else nw.col(flag).cast(nw.Float64) == 1
+    marks = [nw.lit(False)] * 3
+    if episode is not None and time is not None:
+
+        def beside(name: str, by: int) -> Any:
+            return nw.col(name).shift(by).over(episode, order_by=time)
+
+        marks = [beside(time, 1).is_null(), beside(time, -1).is_null(), beside(time, 1) == nw.col(time)]
+        after = after or [beside(name, -1) for name in state]
+    rows = rows.with_columns(
+        *(mark.alias(name) for mark, name in zip(marks, (_FIRST, _LAST, _TWICE), strict=True)),
+        *(column.alias(name) for column, name in zip(after, following, strict=True)),
+    )
+    rows = rows.with_columns((nw.col(_LAST) if terminated is True else end).alias(_END))
     # Of a row that ends its episode the next state is not used.
     rows = rows.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
-    known = rows.filter(nw.col(_END) | ~nw.col(following[0]).is_null())
-
-    values = [reward, *costs]
-    sizes = _collected(rows.select(nw.len().alias(_COUNT), *(nw.col(name).n_unique().alias(name) for name in values)))
-    few = sum(int(sizes[name][0]) for name in values) <= FEW_VALUES
-    keys = [*state, *action, *following, _END, *(dict.fromkeys(values) if few else ())]
+    unusable = nw.lit(False)
+    for fault, wrong in faults.items():
+        if bad[fault]:
+            unusable = unusable | nw.coalesce(wrong, nw.lit(False))
+    rows = rows.with_columns(unusable.alias(_BAD))
+    keys = list(dict.fromkeys([*state, *action, *following, _END, _BAD]))
     sums = [nw.len().alias(_COUNT)]
+    sums += [nw.col(name).cast(nw.Int64).sum().alias(name) for name in (_FIRST, _TWICE)]
+    moments = [nw.col(name).mean().alias(f"{_MEAN}{k}") for k, name in enumerate(values)]
+    moments += [nw.col(name).std(ddof=0).alias(f"{_STD}{k}") for k, name in enumerate(values)]
+
+    few, cells = n_values <= FEW_VALUES and int(facts[_COUNT]) <= MOST_CELLS, None
     if not few:
-        sums += [nw.col(name).mean().alias(f"{_MEAN}{k}") for k, name in enumerate(values)]
-        sums += [nw.col(name).std(ddof=0).alias(f"{_STD}{k}") for k, name in enumerate(values)]
-    cells = _collected(known.group_by(list(dict.fromkeys(keys))).agg(*sums))
-    starts = None
-    if ordered_rows:
-        first = rows.filter(nw.col(_FIRST))
-        starts = _collected(first.group_by(list(state)).agg(nw.len().alias(_COUNT)))
-    n_left_out = int(sizes[_COUNT][0]) - int(np.sum(cells[_COUNT], dtype=np.int64))
-    return _log(cells, starts, state, action, following, values, tuples, few=few, n_left_out=n_left_out)
+        cells = _collected(rows.group_by(keys).agg(*sums, *moments))
+        few = n_values * cells.num_rows <= MOST_CELLS
+    if few:
+        cells = _collected(rows.group_by([*keys, *values]).agg(*sums))
+    twice = int(_whole(cells, _TWICE).sum())
+    if twice:
+        raise ValueError(
+            f"column {time!r} (time): a time must not occur twice in an episode (such rows in the frame: {twice:,})"
+        )
+    means = [_numbers(cells, name if few else f"{_MEAN}{k}") * scales[k] for k, name in enumerate(values)]
+    stds = [None if few else _numbers(cells, f"{_STD}{k}") * scale for k, scale in enumerate(scales)]
+    columns = dict(zip(values, zip(means, stds, strict=True), strict=True))
+    return _log(cells, state, action, following, columns, reward, costs, tuples, notes, episodes=time is not None)
 
 
-def _refuse_missing(nw: Any, rows: Any, names: Any, reward: str, costs: Sequence[str]) -> None:
-    """Raise one error for missing values, and for rewards and costs that are not finite."""
-    counts = [nw.col(name).null_count().alias(name) for name in names]
-    infinite = {name: (~nw.col(name).cast(nw.Float64).is_finite()).cast(nw.Int64) for name in (reward, *costs)}
-    counts += [one.sum().alias(f"{_MEAN}{name}") for name, one in infinite.items()]
-    found = _collected(rows.select(*counts))
-    faults = [f"column {name!r}: {int(found[name][0]):,} missing" for name in names if int(found[name][0] or 0)]
-    for name in (reward, *costs):
-        if int(found[f"{_MEAN}{name}"][0] or 0):
-            faults.append(f"column {name!r}: {int(found[f'{_MEAN}{name}'][0]):,} not finite")
-    if faults:
-        raise ValueError(f"the frame has values that cannot be used; {'; '.join(faults)}")
+def _row(rows: Any) -> dict[str, Any]:
+    """The only row of a lazy frame."""
+    return _collected(rows).to_pylist()[0]
 
 
-def _collected(rows: Any) -> dict[str, list[Any]]:
-    """The columns of a small lazy frame as lists."""
-    frame = rows.collect()
-    return {name: frame.get_column(name).to_list() for name in frame.columns}
+def _collected(rows: Any) -> Any:
+    """The rows of a lazy frame as a table of Arrow."""
+    return rows.collect(backend="pyarrow").to_native()
+
+
+def _whole(cells: Any, name: str) -> NDArray[np.int64]:
+    return cells[name].to_numpy().astype(np.int64)
+
+
+def _numbers(cells: Any, name: str) -> NDArray[np.float64]:
+    return cells[name].to_numpy().astype(np.float64)
+
+
+def _distinct(nw: Any, rows: Any, values: Sequence[str]) -> float:
+    """The number of combinations of values; infinite if a sample shows too many."""
+    for some in (rows.head(SAMPLE), rows):
+        n = math.prod(_row(some.select(*(nw.col(name).n_unique() for name in values))).values())
+        if n > FEW_VALUES:
+            return math.inf
+    return n
+
+
+def _notes(bad: dict[tuple[str, str], int], drop: bool, placing: tuple[str | None, ...]) -> list[str]:
+    """Raise one error for values that cannot be used, or say which rows are left out."""
+    listed = "; ".join(f"column {name!r}: {n:,} {fault}" for (name, fault), n in bad.items())
+    if bad and not drop:
+        raise ValueError(f'the frame has values that cannot be used; missing="drop" leaves out their rows; {listed}')
+    if any(name in placing for name, _ in bad):
+        raise ValueError(f"rows whose place in an episode is not known cannot be dropped; {listed}")
+    return [f"rows were left out because of missing or malformed values; {listed}"] if bad else []
 
 
 def _log(
-    cells: dict[str, list[Any]],
-    starts: dict[str, list[Any]] | None,
+    cells: Any,
     state: Sequence[str],
     action: Sequence[str],
     following: Sequence[str],
-    values: Sequence[str],
+    columns: dict[str, tuple[NDArray[np.float64], NDArray[np.float64] | None]],
+    reward: str,
+    costs: Sequence[str],
     tuples: Sequence[str],
+    notes: list[str],
     *,
-    few: bool,
-    n_left_out: int,
+    episodes: bool,
 ) -> Dataset:
-    ended = np.array(cells[_END], dtype=bool)
-    if len(ended) == 0:
+    """Make a log of the cells; those that cannot be used, or whose next state is not known, show first states alone."""
+    ended, bad, first, count = (_whole(cells, name) for name in (_END, _BAD, _FIRST, _COUNT))
+    now, after = (_coded(cells, names, "state" in tuples) for names in (state, following))
+    done = _coded(cells, action, "action" in tuples)
+    known, usable = (ended > 0) | (after.codes >= 0), bad == 0
+    kept = known & usable
+    if not kept.any():
         raise ValueError("no row of the frame can be used")
-    now, then = _labels(cells, state, "state" in tuples), _labels(cells, following, "state" in tuples)
-    done, begun = _labels(cells, action, "action" in tuples), None
-    if starts is not None:
-        begun = _labels(starts, state, "state" in tuples)
-    seen = {*now, *(one for one, end in zip(then, ended, strict=True) if not end), *(begun or ())}
-    labels = Labels(ordered(seen), ordered(set(done)))
-    s_next = [0 if end else labels.state(one) for one, end in zip(then, ended, strict=True)]
-    columns = {}
-    for k, name in enumerate(values):
-        mean = cells[name] if few else cells[f"{_MEAN}{k}"]
-        std = None if few else cells[f"{_STD}{k}"]
-        columns[name] = np.array(mean, dtype=np.float64), None if std is None else np.array(std, dtype=np.float64)
+    n = int(count[usable & ~known].sum())
+    if n:
+        notes.append(f"{n:,} rows were left out: the record of an episode stops there, and what follows is not known")
+    labels, (s, s_next) = merged([now, after])
+    used = np.unique(np.concatenate([s[kept], s_next[kept & (ended == 0)]]))
+    used_actions, a = np.unique(done.codes[kept], return_inverse=True)
     initial = None
-    if starts is not None and begun is not None:
-        initial = np.zeros(len(labels.states), dtype=np.int64)
-        np.add.at(initial, [labels.state(one) for one in begun], _whole(starts[_COUNT]))
-    costs = [*values[1:]]
+    if episodes:
+        shown = np.isin(s, used)
+        initial = np.bincount(np.searchsorted(used, s[shown]), first[shown], len(used)).astype(np.int64)
+    with_stds = columns[reward][1] is not None
     log = Dataset.from_counts(
-        [labels.state(one) for one in now],
-        [labels.action(one) for one in done],
-        s_next,
-        _whole(cells[_COUNT]),
-        columns[values[0]][0],
-        costs={name: columns[name][0] for name in costs},
-        r_std=columns[values[0]][1],
-        cost_stds=None if few else {name: columns[name][1] for name in costs},  # type: ignore[misc]
-        terminated=ended if ended.any() else None,
-        initial=initial,
-        n_states=len(labels.states),
-        n_actions=len(labels.actions),
+        np.searchsorted(used, s[kept]),
+        a,
+        np.searchsorted(used, np.where(ended, used[0], s_next)[kept]),
+        count[kept],
+        columns[reward][0][kept],
+        costs={name: columns[name][0][kept] for name in costs},
+        r_std=columns[reward][1][kept] if with_stds else None,  # type: ignore[index]
+        cost_stds={name: columns[name][1][kept] for name in costs} if with_stds else None,  # type: ignore[index]
+        terminated=ended[kept] > 0 if ended.any() else None,
+        initial=initial if initial is not None and initial.any() else None,
+        n_states=len(used),
+        n_actions=len(used_actions),
     )
-    notes: tuple[str, ...] = ()
-    if n_left_out:
-        notes = (
-            f"{n_left_out:,} rows were left out: the record of an episode stops there, and what follows is not known",
-        )
-    log.__dict__.update(labels=labels, _notes=notes)
+    named = Labels((labels[k] for k in used), (done.labels[k] for k in used_actions))
+    log.__dict__.update(labels=named, _notes=tuple(notes))
     return log
 
 
-def _labels(columns: dict[str, list[Any]], names: Sequence[str], as_tuples: bool) -> list[Any]:
-    """The labels of cells: values of one column, or tuples of several."""
-    if not as_tuples:
-        return [plain(value) for value in columns[names[0]]]
-    return [tuple(map(plain, row)) for row in zip(*(columns[name] for name in names), strict=True)]
-
-
-def _whole(values: Sequence[Any]) -> NDArray[np.int64]:
-    return np.array(values, dtype=np.int64)
+def _coded(cells: Any, names: Sequence[str], as_tuples: bool) -> Coded:
+    """The labels of cells: values of one column, or tuples of several; -1 where they are missing."""
+    coded = []
+    for name in names:
+        column = cells[name].combine_chunks().dictionary_encode()
+        codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        labels, (codes,) = merged([Coded(codes, column.dictionary.to_pylist())])
+        coded.append(Coded(codes, labels))
+    return paired(coded) if as_tuples else coded[0]

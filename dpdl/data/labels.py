@@ -124,6 +124,40 @@ class Labels:
         return {label: k for k, label in enumerate(self.actions)}
 
 
+@dataclass(frozen=True)
+class Coded:
+    """Labels in their order, and for every row the position of its label; -1 where it is missing."""
+
+    codes: NDArray[np.int64]
+    labels: list[Any]
+    discretizer: Discretizer | None = None
+
+
+def merged(columns: Sequence[Coded]) -> tuple[list[Any], list[NDArray[np.int64]]]:
+    """The labels of several columns in their order, and the positions of each column's labels among them.
+
+    Examples
+    --------
+    >>> merged([Coded(np.array([0, -1]), ["b"]), Coded(np.array([0]), ["a"])])
+    (['a', 'b'], [array([ 1, -1]), array([0])])
+    """
+    labels = ordered({plain(label) for column in columns for label in column.labels})
+    place = {label: k for k, label in enumerate(labels)}
+    positions = [np.array([*(place[plain(label)] for label in column.labels), -1]) for column in columns]
+    return labels, [position[column.codes] for position, column in zip(positions, columns, strict=True)]
+
+
+def paired(columns: Sequence[Coded]) -> Coded:
+    """Labels of several columns as tuples, in lexicographic order."""
+    flat = np.zeros(len(columns[0].codes), dtype=np.int64)
+    valid = np.all([column.codes >= 0 for column in columns], axis=0)
+    for column in columns:
+        _, flat[valid] = np.unique(flat[valid] * len(column.labels) + column.codes[valid], return_inverse=True)
+    rows = np.flatnonzero(valid)[np.unique(flat[valid], return_index=True)[1]]
+    labels = list(zip(*([column.labels[k] for k in column.codes[rows]] for column in columns), strict=True))
+    return Coded(np.where(valid, flat, -1), labels)
+
+
 def kind_of(label: Any) -> str:
     """Name of the kind of a label; only labels of the same kind may stand in one column.
 

@@ -214,26 +214,27 @@ def _log(found: tables.Columns) -> Dataset:
 
 def _counted(source: Any, names: dict[str, Any], costs: Any, lazy: bool, missing: str, discretizer: Any) -> Dataset:
     """Count a lazy frame, or files and frames by DuckDB."""
-    if missing != "error" or discretizer is not None or names.pop("truncated") not in (None, True):
-        raise ValueError(
-            'a log that is counted is read with missing="error", no discretizer and truncated=True or None'
-        )
+    if discretizer is not None:
+        raise ValueError("a log that is counted cannot be discretised: fit the discretizer and add a column of states")
+    if names.pop("truncated") not in (None, True):
+        raise ValueError("a log that is counted takes no truncated=: a record stops where its episode does not end")
     tuples = [name for name in ("state", "action") if not isinstance(names[name], str)]
     given: dict[str, Any] = {
         name: tables.as_names(name, value) if name in ("state", "action", "next_state") and value is not None else value
         for name, value in names.items()
     }
     given["costs"] = tables.as_names("costs", costs) if costs else []
+    drop = check.choice("missing", missing, ("error", "drop")) == "drop"
     if lazy:
-        return engine.count_frame(source, **given, tuples=tuples)
+        return engine.count_frame(source, **given, tuples=tuples, drop=drop)
     wanted = [*given["state"], *given["action"], given["reward"], *given["costs"], *(given["next_state"] or ())]
     wanted += [one for one in (given["episode"], given["time"], given["terminated"]) if isinstance(one, str)]
     with one_line():
         con = connect()
         con.execute("SET preserve_insertion_order = false")
         create_source(con, source, dict.fromkeys(wanted))
-        typed = typed_view(con, [given["reward"], *given["costs"]], given["time"], given["terminated"])
-        return engine.count_frame(con.table(typed), **given, tuples=tuples)
+        typed = typed_view(con, [given["reward"], *given["costs"]], given["time"], given["terminated"], drop)
+        return engine.count_frame(con.table(typed), **given, tuples=tuples, drop=drop)
 
 
 @contextmanager

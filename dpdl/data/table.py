@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dpdl import _validation as check
 from dpdl.data.columns import Column, Mask, load
 from dpdl.data.discretizer import Discretizer
-from dpdl.data.labels import Labels
-from dpdl.data.values import Coded, Codes, Faults, counted, in_rows
+from dpdl.data.labels import Coded, Labels
+from dpdl.data.values import Codes, Faults, counted, in_rows
 
 
 @dataclass(frozen=True)

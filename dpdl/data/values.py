@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpdl.data.columns import Column, Mask
 from dpdl.data.discretizer import Discretizer
-from dpdl.data.labels import one_kind, ordered, plain
+from dpdl.data.labels import Coded, merged, one_kind, ordered, paired, plain
 
 Codes = NDArray[np.int64]
 
@@ -22,15 +22,6 @@ Codes = NDArray[np.int64]
 SHOWN = 5
 #: Most states whose names are numbers with fractions.
 MOST_FLOATS = 1000
-
-
-@dataclass(frozen=True)
-class Coded:
-    """Labels in their order, and for every row the position of its label; -1 where it is missing."""
-
-    codes: Codes
-    labels: list[Any]
-    discretizer: Discretizer | None = None
 
 
 @dataclass
@@ -139,7 +130,7 @@ class Faults:
                     _refuse_measurements(coded[-1].labels)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
-        return _tuples(coded) if tuples else coded[0]
+        return paired(coded) if tuples else coded[0]
 
     def cells(self, parts: list[list[Column]], discretizer: Discretizer | Mapping[str, Any], unused: Mask) -> Coded:
         """States that a discretizer, fitted first if need be, makes of columns of numbers; otherwise as `codes`."""
@@ -198,16 +189,15 @@ def _coded_labels(part: list[Column], valid: Mask) -> Coded:
     """Labels of a column, and of that of the next states if there is one."""
     if all(column.labels is None for column in part):
         return _factorised(_concatenated([column.values for column in part]), valid)
-    dictionaries = [
-        column.labels if column.labels is not None else np.unique(column.values).tolist() for column in part
-    ]
-    used = ordered({plain(label) for labels in dictionaries for label in labels})
-    place, codes = {label: k for k, label in enumerate(used)}, []
-    for column, labels in zip(part, dictionaries, strict=True):
-        positions = np.array([place[plain(label)] for label in labels] or [0], dtype=np.int64)
-        coded = column.values if column.labels is not None else np.searchsorted(np.array(labels), column.values)
-        codes.append(positions[np.where(column.missing, 0, coded)])
-    return Coded(np.where(valid, np.concatenate(codes), -1), used)
+    coded = []
+    for column in part:
+        labels, codes = column.labels, column.values
+        if labels is None:
+            distinct, codes = np.unique(column.values, return_inverse=True)
+            labels = distinct.tolist()
+        coded.append(Coded(np.where(column.missing, -1, codes), labels))
+    labels, codes = merged(coded)
+    return Coded(np.where(valid, np.concatenate(codes), -1), labels)
 
 
 def _refuse_measurements(labels: list[Any]) -> None:
@@ -253,18 +243,6 @@ def _factorised(values: NDArray[Any], valid: Mask) -> Coded:
     if distinct.dtype.kind == "f" and (distinct == np.trunc(distinct)).all():
         return Coded(codes, [int(one) for one in distinct])  # a missing value makes floats of whole numbers
     return Coded(codes, (distinct + 0.0 if distinct.dtype.kind == "f" else distinct).tolist())
-
-
-def _tuples(coded: list[Coded]) -> Coded:
-    """Labels that are tuples, in lexicographic order."""
-    flat = np.zeros(len(coded[0].codes), dtype=np.int64)
-    valid = np.all([one.codes >= 0 for one in coded], axis=0)
-    for one in coded:
-        _, flat[valid] = np.unique(flat[valid] * len(one.labels) + one.codes[valid], return_inverse=True)
-    _, rows = np.unique(flat[valid], return_index=True)
-    rows = np.flatnonzero(valid)[rows]
-    labels = list(zip(*([one.labels[k] for k in one.codes[rows]] for one in coded), strict=True))
-    return Coded(np.where(valid, flat, -1), labels)
 
 
 def counted(rows: Mask, one: str = "was", many: str = "were") -> str:
