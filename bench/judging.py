@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dpdl import Dataset, exact
-from dpdl.models.judgement import Judge
+from dpdl.models.judgement import judge
 
 A, I = 10, 3
 
@@ -39,7 +39,7 @@ def main():
             model = exact.plug_in(log, gamma, np.full(S, 1 / S))
             made = time.perf_counter()
             policy = np.random.default_rng(1).dirichlet(np.full(A, 0.3), S)
-            Judge(log, model, False).of(policy)
+            judge(policy, log, model)
             ended = time.perf_counter()
             share, peak = (ended - began) / 60, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             cells = f"{model.P.nnz:>10,} {made - began:>11.2f} {ended - made:>10.2f} {share:>8.1%} {peak:>10.0f}"

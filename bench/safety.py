@@ -133,7 +133,7 @@ def _passes(case: Case, model: dpdl.CMDP, kappa: float, z: float) -> Any:
     found = model.solve(kappa)
     if found.status == "infeasible":
         return None
-    judged = judge(found.policy, case.log, **case.known)
+    judged = judge(found.policy, case.log, model, estimated_start=case.problem.known_start is None)
     kept = all(one.value + z * one.error <= one.limit for one in judged.constraints)
     return found.policy if kept else None
 

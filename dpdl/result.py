@@ -20,7 +20,7 @@ from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.models import saddle
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import MOST_PAIRS, Judge, Judgement
+from dpdl.models.judgement import MOST_PAIRS, Judgement, judge
 from dpdl.models.plug_in import plug_in
 from dpdl.premises import Premise
 from dpdl.question import Question
@@ -216,7 +216,7 @@ class Result:
         if self.log is None or self.reference.n_states * self.reference.n_actions > MOST_PAIRS:
             return None
         model = plug_in(self.log, self.settings.gamma, self.initial)
-        return Judge(self.log, model, self.initial_estimated).of(self.policy.probabilities)
+        return judge(self.policy.probabilities, self.log, model, estimated_start=self.initial_estimated)
 
     @property
     def success(self) -> bool:

@@ -7,6 +7,8 @@ from hashlib import sha256
 import numpy as np
 
 from dpdl import Dataset, read_log
+from dpdl.models.judgement import judge
+from dpdl.models.plug_in import plug_in
 from dpdl.question import pose
 
 KINDS = ("independent", "trajectory", "trajectories")
@@ -107,3 +109,8 @@ def rewrite(folder, name, change):
 def nothing_else(folder, *names):
     """Assert that a folder holds these names and no others, hidden ones included."""
     assert sorted(os.listdir(folder)) == sorted(names)
+
+
+def judged(policy, log, *, gamma, **start):
+    """Estimates of a policy from a log on its plug-in model."""
+    return judge(np.asarray(policy, dtype=float), log, plug_in(log, gamma, **start), estimated_start=not start)

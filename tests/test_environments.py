@@ -11,7 +11,6 @@ from dpdl import CMDP, Policy, exact, rollout
 from dpdl import gym as rollouts
 from dpdl import policy as policies
 from dpdl.data.labels import Labels
-from dpdl.models.judgement import judge
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, world
 
 MAKE = {
@@ -93,7 +92,7 @@ def test_units_stay_with_the_model_and_its_logs():
     assert pickle.loads(pickle.dumps(CMDP([[[1.0]]], [[0.0]], [[[0.0]]], 0.5, [1.0]))).question is None
     policy = policies.uniform(64, 4)
     log = lake.rollout(100_000, policy, rng=0)
-    found, answer = judge(policy, log, gamma=GAMMA), lake.evaluate(policy)
+    found, answer = logs.judged(policy, log, gamma=GAMMA), lake.evaluate(policy)
     true = answer.reward, answer.utilities[0]  # a log that is drawn from a model has its scale
     for one, value in zip((found.reward, found.constraints[0]), true, strict=True):
         assert abs(one.value - value) <= 4 * one.error
@@ -225,7 +224,7 @@ def test_a_log_teaches_a_policy_that_does_in_the_environment_what_the_log_says(n
     )  # fmt: skip
     policy = Policy(exact.plug_in(log, GAMMA).solve().policy, log.labels)
     seen = rollout(make(name), policy, 10_000, gamma=GAMMA, cost=COSTS[name], rng=1, otherwise=0)
-    found = judge(policy, log, gamma=GAMMA)
+    found = logs.judged(policy, log, gamma=GAMMA)
     assert found.kept
     for one, other in zip((found.reward, *found.constraints), (seen.reward, *seen.costs), strict=True):
         assert abs(one.value - other.value) <= 3 * np.hypot(one.error, other.error) + 1e-9

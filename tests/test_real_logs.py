@@ -6,7 +6,6 @@ import pytest
 
 import logs
 from dpdl import Policy, exact, learn
-from dpdl.models.judgement import judge
 from real_logs import GAMMA, LIMITS, behaviour_log, good_actions, returns, rollout, world
 
 #: Where rollouts stop at the latest; what is cut off then is worth less than 1e-13.
@@ -81,7 +80,7 @@ def test_a_log_goes_in_as_it_is(name, log):
 def test_the_plug_in_optimum_does_in_reality_what_its_model_says(name, log):
     best = exact.plug_in(log, GAMMA).solve()
     assert best.status == "optimal"
-    found = judge(best.policy, log, gamma=GAMMA)
+    found = logs.judged(best.policy, log, gamma=GAMMA)
     assert found.kept
     assert_agree(found, real(name, in_world(name, log, best.policy)))
 
@@ -96,7 +95,7 @@ def test_estimates_of_any_policy_agree_with_reality(name, log):
     reckless = 0.8 * good + 0.2 * rng.dirichlet(np.ones(n_actions), len(good))
     verdicts = []
     for probabilities in (behaviour, safe, reckless):
-        found = judge(probabilities, log, gamma=GAMMA)
+        found = logs.judged(probabilities, log, gamma=GAMMA)
         # Pairs that the log does not show are worst-case, so that a policy which reaches them has no honest estimate.
         assert found.unseen < 1e-4
         assert_agree(found, real(name, in_world(name, log, probabilities)))

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpdl import _text as text
-from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
@@ -31,11 +30,11 @@ from dpdl.models.cmdp import CMDP
 from dpdl.models.evaluation import Evaluator, Rows
 from dpdl.models.plug_in import plug_in
 from dpdl.models.solution import Solution
-from dpdl.question import AVERAGE, Question, pose
+from dpdl.question import AVERAGE, pose
 
 #: Models with more pairs, visited or not, are not judged: their arrays would not fit into the memory of a log.
 MOST_PAIRS = 20_000_000
-#: See `Judge._tolerances`.
+#: See `_tolerances`.
 TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 #: Accuracy of value functions, relative to the largest that numbers up to one have.
 ACCURACY = 1e-12
@@ -137,34 +136,17 @@ class Judgement:
         return text.html_table(self.header, self.rows) + rest
 
 
-def _rounded(value: float, size: float) -> float:
-    """The value, or zero if it is nothing but rounding of numbers of this size."""
-    return float(value) if abs(value) > ROUNDING * size else 0.0
-
-
-def judge(
-    policy: ArrayLike,
-    log: Dataset,
-    *,
-    gamma: float,
-    limits: Mapping[str, float] | None = None,
-    limit_on: str | None = None,
-    rho0: ArrayLike | None = None,
-    initial_states: ArrayLike | None = None,
-) -> Judgement:
+def judge(policy: Array, log: Dataset, model: CMDP, *, estimated_start: bool = False) -> Judgement:
     """Estimate reward and constraints of a policy from a log, in the caller's units, with standard errors.
 
     Parameters
     ----------
-    policy : array_like, shape (S, A)
+    policy : array, shape (S, A)
         Action probabilities in each state, from anywhere.
-    log : Dataset
-    gamma : float
-        Discount.
-    limits, limit_on
-        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
-    rho0, initial_states : array_like, optional
-        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
+    log, model : Dataset, CMDP
+        The log, as the question was asked of it (`dpdl.question.pose`), and its plug-in model.
+    estimated_start : bool
+        Whether the initial distribution is that of the log's episodes, which adds to standard errors.
 
     Returns
     -------
@@ -176,15 +158,90 @@ def judge(
     >>> rng = np.random.default_rng(0)
     >>> a = rng.integers(0, 2, 1000)
     >>> log = Dataset(0 * a, a, 0 * a, a, costs={"wear": a + rng.random(1000)}, n_states=1, n_actions=2)
-    >>> judge([[0.5, 0.5]], log, gamma=0.5, limits={"wear": 1.2}, limit_on="average", rho0=[1.0])
+    >>> log = pose(log, 0.5, {"wear": 1.2}, "average")
+    >>> judge(np.array([[0.5, 0.5]]), log, plug_in(log, 0.5, rho0=[1.0]))
     estimate from the log  discounted  std. error          limit
     reward                          1           0
     wear                       0.9987      0.0092  <= 1.2 a step  kept
     """
-    dataset = pose(log, gamma, limits, limit_on)
-    model = plug_in(dataset, gamma, rho0, initial_states=initial_states)
-    given = rho0 is not None or initial_states is not None
-    return Judge(dataset, model, not given).of(check.policy_array("policy", policy, *model.r.shape))
+    log = pose(log, model.gamma)
+    question, unit, estimate = log.question, 1 - model.gamma, evaluate(model, policy)
+    assert question is not None
+    chain = Evaluator(Rows.of_policy(model, policy))
+    V = chain.values(chain.policy, np.full(1 + model.n_utilities, ACCURACY / unit)).T
+    V[:, ~estimate.occupancy.any(axis=1)] = 0.0  # what happens in states that are not reached does not matter
+    occupancy = estimate.occupancy.ravel()
+    errors = np.sqrt(_variances(log, model.gamma, occupancy, V) + (_of_start(log, model, V) if estimated_start else 0))
+    size = question.reward(1 / unit)
+    value, error = (_rounded(question.reward(figure), size) for figure in (estimate.reward, errors[0]))
+    figures = [Figure("reward", value, error)]
+    tolerance, is_cost, is_average = _tolerances(log, model), question.limits is not None, question.limit_on == AVERAGE
+    for i, (name, utility) in enumerate(zip(question.names, estimate.utilities, strict=True)):
+        scale = question.scales[i] * (unit if is_average else 1.0)
+        limit = 0.0 if question.limits is None else question.limits[i]
+        value = limit - scale * utility if is_cost else scale * utility
+        value, error = (_rounded(figure, scale / unit) for figure in (value, scale * errors[1 + i]))
+        kept = bool(unit * utility >= -tolerance[i])
+        figures.append(Figure(name, value, error, limit, is_cost, kept, is_average))
+    unseen = float(unit * np.delete(occupancy, log.pairs).sum())
+    return Judgement(figures[0], tuple(figures[1:]), unseen)
+
+
+def _rounded(value: float, size: float) -> float:
+    """Return the value, or zero if it is nothing but rounding of numbers of this size."""
+    return float(value) if abs(value) > ROUNDING * size else 0.0
+
+
+def _variances(log: Dataset, gamma: float, occupancy: Array, values: Array) -> Array:
+    """Return variances of gains @ occupancy, given the first states; `values` are the value functions, one a row."""
+    size, n = len(log.table), log.table_counts.astype(np.float64)
+    weight = np.divide(occupancy[log.table] ** 2, n, where=n > 0, out=np.zeros(size))
+    variances = np.zeros(len(values))
+    for k, V in enumerate(values):
+        after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
+        total, square, first = np.zeros(size), np.zeros(size), 0
+        centre, origin, low, high = float(V.mean()), math.nan, math.inf, -math.inf
+        for part, repeats in log.parts(at_least=size):
+            y = part["r"] if k == 0 else part["u"][:, k - 1]
+            spread: Array | float = 0.0
+            if log.spreads is not None:
+                rows = log.spreads[first : first + len(part)]
+                spread = (rows["r"] if k == 0 else rows["u"][:, k - 1]) ** 2
+            y = y + gamma * (after[part["s_next"]] - centre)
+            origin = float(y[0]) if first == 0 else origin
+            y = y - origin  # for the sake of the variance: a limit may be far larger than the costs
+            total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
+            square += np.bincount(part["pair"], weights=(y * y + spread) * repeats, minlength=size)
+            low, high = min(low, float(y.min())), max(high, float(y.max()))
+            first += len(part)
+        mean = total / np.maximum(n, 1)
+        variance = square - n * mean**2
+        variance = np.where(variance > ROUNDING * square, variance, 0.0) / np.maximum(n - 1, 1)
+        variance[n < 2] = ((high - low) / 2) ** 2
+        variances[k] = weight @ variance
+    return variances
+
+
+def _of_start(log: Dataset, model: CMDP, values: Array) -> Array | float:
+    """Return the variances of the mean value of the log's first states."""
+    n = 0 if log.initial_counts is None else int(log.initial_counts.sum())
+    if n > 1:
+        return (values - (values @ model.rho0)[:, None]) ** 2 @ model.rho0 / (n - 1)
+    return np.ptp(values, axis=1) ** 2 / 4 if n else 0.0
+
+
+def _tolerances(log: Dataset, model: CMDP) -> Array:
+    """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
+
+    A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
+    others. And no more than 0.1% of a limit other than zero.
+    """
+    u, question = abs(model.u).reshape(model.n_utilities, model.r.size), log.question
+    tolerance = TOLERANCE * u[:, log.pairs] @ log.pair_counts / len(log)
+    if question is not None and question.limits is not None:
+        share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
+        tolerance = np.where(question.rate != 0, np.minimum(tolerance, share), tolerance)
+    return np.maximum(tolerance, ROUNDING)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -256,109 +313,5 @@ def plan(
     solution = model.solve()
     if np.isnan(solution.policy).any():
         return Plan(solution, None, None)
-    judge = Judge(dataset, model, rho0 is None and initial_states is None)
-    return Plan(solution, Policy(solution.policy, log.labels, dataset.question), judge.of(solution.policy))
-
-
-@dataclass(frozen=True, eq=False)
-class Judge:
-    """Estimates for many policies from one log; the plug-in model is made once.
-
-    Parameters
-    ----------
-    dataset, model : Dataset, CMDP
-        The log and its plug-in model.
-    estimated_start : bool
-        Whether the initial distribution is that of the log's episodes, which adds to standard errors.
-    """
-
-    dataset: Dataset
-    model: CMDP
-    estimated_start: bool
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", pose(self.dataset, self.model.gamma))
-
-    @property
-    def question(self) -> Question:
-        """What the log was posed under."""
-        assert self.dataset.question is not None
-        return self.dataset.question
-
-    def of(self, policy: Array) -> Judgement:
-        """Estimate reward and constraints of a policy."""
-        model, question, unit = self.model, self.question, 1 - self.model.gamma
-        estimate = evaluate(model, policy)
-        chain = Evaluator(Rows.of_policy(model, policy))
-        V = chain.values(chain.policy, np.full(1 + model.n_utilities, ACCURACY / unit)).T
-        V[:, ~estimate.occupancy.any(axis=1)] = 0.0  # what happens in states that are not reached does not matter
-        errors = self._errors(estimate.occupancy.ravel(), V)
-        size = question.reward(1 / unit)
-        value, error = (_rounded(question.reward(figure), size) for figure in (estimate.reward, errors[0]))
-        figures = [Figure("reward", value, error)]
-        tolerance, is_cost, is_average = self._tolerances(), question.limits is not None, question.limit_on == AVERAGE
-        for i, (name, utility) in enumerate(zip(question.names, estimate.utilities, strict=True)):
-            scale = question.scales[i] * (unit if is_average else 1.0)
-            limit = 0.0 if question.limits is None else question.limits[i]
-            value = limit - scale * utility if is_cost else scale * utility
-            value, error = (_rounded(figure, scale / unit) for figure in (value, scale * errors[1 + i]))
-            kept = bool(unit * utility >= -tolerance[i])
-            figures.append(Figure(name, value, error, limit, is_cost, kept, is_average))
-        return Judgement(figures[0], tuple(figures[1:]), float(unit * estimate.occupancy.ravel()[self._unseen].sum()))
-
-    @property
-    def _unseen(self) -> NDArray[np.bool_]:
-        """Which pairs the log does not show, (S A,)."""
-        unseen = np.ones(self.model.r.size, dtype=bool)
-        unseen[self.dataset.pairs] = False
-        return unseen
-
-    def _errors(self, occupancy: Array, values: Array) -> Array:
-        """Standard errors of gains @ occupancy; `values` are the value functions, one a row."""
-        data, size = self.dataset, len(self.dataset.table)
-        n = data.table_counts.astype(np.float64)
-        weight = np.divide(occupancy[data.table] ** 2, n, where=n > 0, out=np.zeros(size))
-        squares = np.zeros(len(values))
-        for k, V in enumerate(values):
-            after = np.append(V, 0.0)  # s_next = -1, the last entry, is the end
-            total, square, first = np.zeros(size), np.zeros(size), 0
-            centre, origin, low, high = float(V.mean()), math.nan, math.inf, -math.inf
-            for part, repeats in data.parts(at_least=size):
-                y = part["r"] if k == 0 else part["u"][:, k - 1]
-                spread: Array | float = 0.0
-                if data.spreads is not None:
-                    rows = data.spreads[first : first + len(part)]
-                    spread = (rows["r"] if k == 0 else rows["u"][:, k - 1]) ** 2
-                y = y + self.model.gamma * (after[part["s_next"]] - centre)
-                origin = float(y[0]) if first == 0 else origin
-                y = y - origin  # for the sake of the variance: a limit may be far larger than the costs
-                total += np.bincount(part["pair"], weights=y * repeats, minlength=size)
-                square += np.bincount(part["pair"], weights=(y * y + spread) * repeats, minlength=size)
-                low, high = min(low, float(y.min())), max(high, float(y.max()))
-                first += len(part)
-            mean = total / np.maximum(n, 1)
-            variance = square - n * mean**2
-            variance = np.where(variance > ROUNDING * square, variance, 0.0) / np.maximum(n - 1, 1)
-            variance[n < 2] = ((high - low) / 2) ** 2
-            squares[k] = weight @ variance
-            if self.estimated_start and data.initial_counts is not None:
-                rho0, n_starts = self.model.rho0, int(data.initial_counts.sum())
-                if n_starts > 1:
-                    squares[k] += float(rho0 @ (V - rho0 @ V) ** 2) / (n_starts - 1)
-                else:
-                    squares[k] += float(V.max() - V.min()) ** 2 / 4
-        return np.sqrt(squares)
-
-    def _tolerances(self) -> Array:
-        """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
-
-        A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
-        others. And no more than 0.1% of a limit other than zero.
-        """
-        data, question = self.dataset, self.question
-        u = abs(self.model.u).reshape(self.model.n_utilities, self.model.r.size)
-        tolerance = TOLERANCE * u[:, data.pairs] @ data.pair_counts / len(data)
-        if question.limits is not None:
-            share = SHARE_OF_LIMIT * abs(question.rate) / np.array(question.scales)
-            tolerance = np.where(question.rate != 0, np.minimum(tolerance, share), tolerance)
-        return np.maximum(tolerance, ROUNDING)
+    policy, from_log = Policy(solution.policy, log.labels, dataset.question), rho0 is None and initial_states is None
+    return Plan(solution, policy, judge(solution.policy, dataset, model, estimated_start=from_log))
