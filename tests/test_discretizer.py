@@ -128,31 +128,9 @@ def test_bad_arguments(arguments, error, match):
         Discretizer.fit(*arguments)
 
 
-def damage(**changes):
-    return Discretizer.fit([[0.0, 1.0], [1.0, 5.0]], bins=2).to_json() | changes
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (3, "must have the names"),
-        ({"method": "quantile"}, "must have the names"),
-        (damage(method="x"), "method must be one of"),
-        (damage(unseen="x"), "unseen must be one of"),
-        (damage(edges=[[1.0]]), "edges must be a list for each dimension"),
-        (damage(edges=[[1.0], [5.0, 5.0]]), r"edges\[1\] must ascend"),
-        (damage(edges=[[1.0], "x"]), r"edges\[1\]"),
-        (damage(edges=[[], [5.0]]), r"points\[:, 0\]\[1\] = 1.0 must be between 0 and 0"),
-        (damage(points=[]), "points"),
-        (damage(points=[[0.0, 0.0], [0.0, 0.0]]), "distinct cells"),
-        (damage(points=[[0.5, 0.0]]), "must be a whole number"),
-        (damage(scales=[1.0]), "scales must be empty"),
-        (damage(method="kmeans", edges=[], scales=[1.0, 0.0]), "scales must be > 0"),
-        (damage(method="kmeans", edges=[], scales=[1.0]), r"scales must have shape \(2,\)"),
-    ],
-)
-def test_damaged_files(content, match):
-    with pytest.raises(ValueError, match=f"discretizer.*{match}"):
+@pytest.mark.parametrize("content", [3, {"method": "quantile"}])
+def test_what_is_not_a_discretizer_is_named(content):
+    with pytest.raises(ValueError, match="discretizer must have the names"):
         Discretizer.from_json(content)
 
 

@@ -7,71 +7,16 @@ rewards and costs vary among them, so standard deviations can be given as well: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from dpdl import _validation as check
-from dpdl.data import packing
-from dpdl.data.storage import INITIAL, PAIRS, RECORDS, REPEATS, SPREADS
 
 #: Counts are weights in double precision, so their sum must be exact there.
 MOST_TRANSITIONS = 2**53
 
 
-def pack(
-    s: ArrayLike,
-    a: ArrayLike,
-    s_next: ArrayLike,
-    count: ArrayLike,
-    r: ArrayLike,
-    u: ArrayLike | None,
-    *,
-    costs: Mapping[str, ArrayLike] | None,
-    terminated: ArrayLike | None,
-    r_std: ArrayLike | None,
-    u_std: ArrayLike | None,
-    cost_stds: Mapping[str, ArrayLike] | None,
-    initial: ArrayLike | None,
-    n_states: int,
-    n_actions: int,
-) -> tuple[tuple[str, ...] | None, dict[str, NDArray[Any]]]:
-    """Check the columns of a table of counts, and pack them; the parameters are those of `Dataset.from_counts`."""
-    n_states, n_actions = packing.sizes(n_states, n_actions)
-    s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
-    n = len(s)
-    repeats = check.indices("count", count, MOST_TRANSITIONS + 1, shape=(n,), dtype=np.int64)
-    if not repeats.all():
-        raise ValueError(f"count[{np.argmin(repeats)}] = 0 must be at least 1")
-    if repeats.sum(dtype=np.float64) > MOST_TRANSITIONS:
-        raise ValueError(f"count sums to {repeats.sum(dtype=np.float64):g}, more than 2^53, and could be rounded")
-    names, columns = packing.named_columns(u, costs, n)
-    records = packing.pack(s_next, r, columns)
-    pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
-    arrays = {RECORDS: records, PAIRS: pairs, REPEATS: repeats}
-    given = u_std if names is None else cost_stds
-    if (r_std is None) != (given is None) and columns.shape[1]:
-        raise TypeError(f"give both r_std and {'u_std' if names is None else 'cost_stds'}, or neither")
-    if r_std is not None:
-        arrays[SPREADS] = np.empty(n, dtype=packing.spread_dtype(columns.shape[1]))
-        arrays[SPREADS]["r"] = check.numbers_array("r_std", r_std, shape=(n,), at_least=0)
-        for k in range(columns.shape[1]):
-            name = f"u_std[:, {k}]" if names is None else f"cost_stds[{names[k]!r}]"
-            if names is not None and (not isinstance(cost_stds, Mapping) or names[k] not in cost_stds):
-                raise ValueError(f"cost_stds must be a mapping with the names of costs, and {names[k]!r} is missing")
-            column = cost_stds[names[k]] if names is not None and cost_stds else np.asarray(u_std).reshape(n, -1)[:, k]
-            arrays[SPREADS]["u"][:, k] = check.numbers_array(name, column, shape=(n,), at_least=0)
-    if initial is not None:
-        arrays[INITIAL] = check.indices("initial", initial, MOST_TRANSITIONS, shape=(n_states,), dtype=np.int64)
-        if not arrays[INITIAL].any():
-            raise ValueError("initial must count at least one episode, got zeros")
-    return names, arrays
-
-
 def tabulate(log: Any) -> dict[str, Any]:
-    """Count the transitions of a log by pair, next state and end; the columns are those of `pack`.
+    """Count the transitions of a log by pair, next state and end; the columns are those of `Dataset.from_counts`.
 
     Cells are merged chunk by chunk by their counts, means and deviations from the means, which loses no digits however
     far the values are from zero.
@@ -111,7 +56,7 @@ def tabulate(log: Any) -> dict[str, Any]:
         first += len(part)
     pair, after = np.divmod(keys, ends + 1)
     flat, ended = log.table[pair], after == ends
-    found = {
+    columns = {
         "s": flat // log.n_actions,
         "a": flat % log.n_actions,
         "s_next": np.where(ended, -1, after),
@@ -121,9 +66,9 @@ def tabulate(log: Any) -> dict[str, Any]:
         "r_std": spreads[:, 0],
     }
     if log.cost_names is None:
-        return found | {"u": means[:, 1:], "u_std": spreads[:, 1:]}
+        return columns | {"u": means[:, 1:], "u_std": spreads[:, 1:]}
     named = list(enumerate(log.cost_names, start=1))
-    return found | {
+    return columns | {
         "costs": {name: means[:, k] for k, name in named},
         "cost_stds": {name: spreads[:, k] for k, name in named},
     }

@@ -180,22 +180,36 @@ class Dataset:
         >>> len(log), log.r.tolist(), log.pair_counts.tolist()
         (4, [0.5, 1.0], [3, 1])
         """
-        names, arrays = counts.pack(
-            s,
-            a,
-            s_next,
-            count,
-            r,
-            u,
-            costs=costs,
-            terminated=terminated,
-            r_std=r_std,
-            u_std=u_std,
-            cost_stds=cost_stds,
-            initial=initial,
-            n_states=n_states,
-            n_actions=n_actions,
-        )
+        n_states, n_actions = packing.sizes(n_states, n_actions)
+        s, a, s_next = packing.moves(s, a, s_next, terminated, n_states, n_actions)
+        n = len(s)
+        repeats = check.indices("count", count, counts.MOST_TRANSITIONS + 1, shape=(n,), dtype=np.int64)
+        if not repeats.all():
+            raise ValueError(f"count[{np.argmin(repeats)}] = 0 must be at least 1")
+        total = repeats.sum(dtype=np.float64)
+        if total > counts.MOST_TRANSITIONS:
+            raise ValueError(f"count sums to {total:g}, more than 2^53, and could be rounded")
+        names, columns = packing.named_columns(u, costs, n)
+        records = packing.pack(s_next, r, columns)
+        pairs, records["pair"] = packing.rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
+        arrays = {RECORDS: records, PAIRS: pairs, REPEATS: repeats}
+        given, spread = ("u_std", u_std) if names is None else ("cost_stds", cost_stds)
+        if (r_std is None) != (spread is None) and columns.shape[1]:
+            raise TypeError(f"give both r_std and {given}, or neither")
+        if r_std is not None:
+            if names is not None:
+                if not isinstance(cost_stds, Mapping) or set(cost_stds) != set(names):
+                    raise ValueError(f"cost_stds must be a mapping with the names of costs, {list(names)}")
+                cost_stds = {name: cost_stds[name] for name in names}
+            arrays[SPREADS] = np.empty(n, dtype=packing.spread_dtype(columns.shape[1]))
+            arrays[SPREADS]["r"] = check.numbers_array("r_std", r_std, shape=(n,), at_least=0)
+            arrays[SPREADS]["u"] = packing.named_columns(u_std, cost_stds, n, given)[1]
+        if initial is not None:
+            arrays[INITIAL] = check.indices(
+                "initial", initial, counts.MOST_TRANSITIONS, shape=(n_states,), dtype=np.int64
+            )
+            if not arrays[INITIAL].any():
+                raise ValueError("initial must count at least one episode, got zeros")
         log = cls.__new__(cls)
         log._fill(arrays, storage.inspect(arrays, n_states, n_actions), int(n_states), int(n_actions), names)
         return log

@@ -154,19 +154,19 @@ class Discretizer:
             raise ValueError(f"an observation must have shape ({d},), or several (n, {d}), got {data.shape}")
         rows = data.reshape(-1, d)
         if self.method == "kmeans":
-            found = self._nearest(_scaled(rows, self.scales))
+            states = self._nearest(_scaled(rows, self.scales))
         else:
             cells = _numbered(rows, self.edges)
-            found = self._matches(cells)
-            unknown = found < 0
+            states = self._nearest(cells, within=0.5)  # cells are whole numbers, so this is the cell itself
+            unknown = states < 0
             if unknown.any() and self.unseen == "error":
                 k = int(np.argmax(unknown))
                 raise ValueError(
                     f"observation {'' if data.ndim == 1 else f'{k} '}{rows[k].tolist()} lies in a cell without data; "
                     "a discretizer fitted with unseen='nearest' takes the nearest cell"
                 )
-            found[unknown] = self._nearest(cells[unknown])
-        return found.reshape(data.shape[:-1])
+            states[unknown] = self._nearest(cells[unknown])
+        return states.reshape(data.shape[:-1])
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them, for `from_json`."""
@@ -182,38 +182,12 @@ class Discretizer:
     def from_json(cls, content: Any) -> Discretizer:
         """Make the discretizer that `to_json` stored."""
         expect_names("discretizer", content, {"method", "edges", "scales", "points", "unseen"})
-        try:
-            return cls._checked(**content)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"discretizer: {error}") from None
-
-    @classmethod
-    def _checked(cls, method: Any, edges: Any, scales: Any, points: Any, unseen: Any) -> Discretizer:
-        check.choice("method", method, METHODS)
-        check.choice("unseen", unseen, UNSEEN)
-        table = check.numbers_array("points", points, shape=(None, None), at_least=-FAR, at_most=FAR)
-        if table.size == 0:
-            raise ValueError("points must not be empty")
-        n = table.shape[1]
-        if not isinstance(edges, list) or len(edges) != (0 if method == "kmeans" else n):
-            raise ValueError(f"edges must be a list for each dimension of bins, got {edges!r:.200}")
-        cuts = tuple(
-            check.frozen(np.empty(0) if one == [] else check.numbers_array(f"edges[{k}]", one, shape=(None,)))
-            for k, one in enumerate(edges)
+        method, unseen = (check.text(name, content[name]) for name in ("method", "unseen"))
+        edges, scales, points = (
+            [check.frozen(np.array(one, dtype=np.float64)) for one in given]
+            for given in (content["edges"], [content["scales"]], [content["points"]])
         )
-        for k, one in enumerate(cuts):
-            if (np.diff(one) <= 0).any():
-                raise ValueError(f"edges[{k}] must ascend")
-            check.indices(f"points[:, {k}]", table[:, k], len(one) + 1)
-        if method != "kmeans" and len(np.unique(table, axis=0)) < len(table):
-            raise ValueError("points must be distinct cells")
-        length = n if method == "kmeans" else 0
-        factors = check.numbers_array("scales", scales, shape=(length,)) if length else np.empty(0)
-        if length == 0 and scales != []:
-            raise ValueError(f"scales must be empty for bins, got {scales!r:.200}")
-        if (factors <= 0).any():
-            raise ValueError("scales must be > 0")
-        return cls(method, cuts, check.frozen(factors), check.frozen(table), unseen)
+        return cls(method, tuple(edges), scales[0], points[0], unseen)
 
     @cached_property
     def _tree(self) -> Any:
@@ -221,39 +195,18 @@ class Discretizer:
 
         return KDTree(self.points)
 
-    def _nearest(self, coordinates: Array) -> NDArray[np.int64]:
-        return self._tree.query(coordinates)[1].astype(np.int64) if len(coordinates) else np.empty(0, dtype=np.int64)
-
-    @cached_property
-    def _levels(self) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """Keys by which cells are found one dimension after the other, and the state of each complete key.
-
-        A prefix of a cell has a number, below the number of cells, and the next prefix the key number * bins + bin: no
-        key overflows, however many dimensions there are.
-        """
-        codes, levels = np.zeros(self.n_states, dtype=np.int64), []
-        for k, cut in enumerate(self.edges):
-            keys, codes = np.unique(codes * (len(cut) + 1) + self.points[:, k].astype(np.int64), return_inverse=True)
-            levels.append(keys)
-        state = np.empty(self.n_states, dtype=np.int64)
-        state[codes] = np.arange(self.n_states)
-        return levels, state
-
-    def _matches(self, cells: Array) -> NDArray[np.int64]:
-        """State of each cell; -1 for cells without data."""
-        levels, state = self._levels
-        codes, known = np.zeros(len(cells), dtype=np.int64), np.ones(len(cells), dtype=bool)
-        for k, keys in enumerate(levels):
-            sought = codes * (len(self.edges[k]) + 1) + cells[:, k].astype(np.int64)
-            codes = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
-            known &= keys[codes] == sought
-        return np.where(known, state[codes], -1)
+    def _nearest(self, coordinates: Array, within: float = np.inf) -> NDArray[np.int64]:
+        """State of the nearest of `points`; -1 if none is that near."""
+        if len(coordinates) == 0:
+            return np.empty(0, dtype=np.int64)
+        nearest = self._tree.query(coordinates, distance_upper_bound=within)[1]
+        return np.where(nearest < self.n_states, nearest, -1).astype(np.int64)
 
 
 def _numbered(data: Array, edges: Sequence[Array]) -> Array:
     """Numbers of the bins; a value at an edge is in the upper bin."""
-    found = [np.searchsorted(cut, column, side="right") for cut, column in zip(edges, data.T, strict=True)]
-    return np.stack(found, axis=1).astype(np.float64)
+    numbers = [np.searchsorted(cut, column, side="right") for cut, column in zip(edges, data.T, strict=True)]
+    return np.stack(numbers, axis=1).astype(np.float64)
 
 
 def _quantiles(column: Array, n: int) -> Array:
@@ -286,12 +239,12 @@ def _deviations(data: Array) -> Array:
 
 def _scaled(data: Array, scales: Array) -> Array:
     with np.errstate(over="ignore"):
-        found = data / scales
-    far = abs(found) > FAR
+        scaled = data / scales
+    far = abs(scaled) > FAR
     if far.any():
         row, column = np.argwhere(far)[0]
         raise ValueError(f"observation {row}, value {data[row, column]} is too far from zero for its scale")
-    return found
+    return scaled
 
 
 def _k_means(data: Array, n_clusters: int, rng: np.random.Generator) -> Array:
@@ -307,12 +260,12 @@ def _k_means(data: Array, n_clusters: int, rng: np.random.Generator) -> Array:
             break
         weights = np.cumsum(distances / largest)
         centres.append(data[np.searchsorted(weights, rng.random() * weights[-1], side="right").clip(max=len(data) - 1)])
-    found, owner = np.array(centres), np.full(len(data), -1)
+    means, owner = np.array(centres), np.full(len(data), -1)
     for _ in range(ROUNDS):
-        before, owner = owner, KDTree(found).query(data)[1]
+        before, owner = owner, KDTree(means).query(data)[1]
         if (before == owner).all():
             break
         used, owner, counts = np.unique(owner, return_inverse=True, return_counts=True)
         sums = [np.bincount(owner, weights=column, minlength=len(used)) for column in data.T]
-        found = np.stack(sums, axis=1) / counts[:, None]
-    return found[np.lexsort(found.T[::-1])]
+        means = np.stack(sums, axis=1) / counts[:, None]
+    return means[np.lexsort(means.T[::-1])]

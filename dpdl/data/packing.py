@@ -52,53 +52,46 @@ def moves(
     terminated: ArrayLike | None,
     n_states: int,
     n_actions: int,
-    first: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Check states, actions and next states; the result may share memory with the caller's arrays.
 
-    The next state of a terminated row is not read, and becomes -1. Only a chunk, which has a `first`, may be empty.
+    The next state of a terminated row is not read, and becomes -1.
     """
-    is_chunk, first = first is not None, first or 0
-    s = check.indices("s", s, n_states, first=first, copy=False)
-    if len(s) == 0 and not is_chunk:
+    s = check.indices("s", s, n_states, copy=False)
+    if len(s) == 0:
         raise ValueError("the data set is empty: s has length 0")
-    a = check.indices("a", a, n_actions, shape=s.shape, first=first, copy=False)
+    a = check.indices("a", a, n_actions, shape=s.shape, copy=False)
     if terminated is None:
-        return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False)
+        return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, copy=False)
     ended = check.flags("terminated", terminated, s.shape)
-    after = check.indices("s_next", s_next, n_states, shape=s.shape, first=first, copy=False, unread=ended)
+    after = check.indices("s_next", s_next, n_states, shape=s.shape, copy=False, unread=ended)
     return s, a, np.where(ended, np.int32(ENDED), after)
 
 
-def starts_of_episodes(truncated: ArrayLike, s_next: NDArray[np.int32], done: bool = True) -> NDArray[np.int64]:
-    """Positions after rows that are terminated or truncated; `done`: the row before the first was one of these."""
+def starts_of_episodes(truncated: ArrayLike, s_next: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The first position, and those after rows that are terminated or truncated."""
     last = check.flags("truncated", truncated, s_next.shape) | (s_next == ENDED)
-    return np.flatnonzero(np.append(done, last[:-1]) if len(last) else last)
-
-
-def columns(name: str, values: ArrayLike, n: int, n_columns: int | None = None, first: int = 0) -> NDArray[np.float64]:
-    """Check utilities or costs, one row per transition; a plain column is one of them."""
-    array = check.numbers_array(name, values, first=first, copy=False)
-    array = array[:, None] if array.ndim == 1 and n_columns in (None, 1) else array
-    check.check_shape(name, array, (n, n_columns))
-    return array
+    return np.flatnonzero(np.append(True, last[:-1]))
 
 
 def named_columns(
-    u: ArrayLike | None, costs: Mapping[str, ArrayLike] | None, n: int
+    u: ArrayLike | None, costs: Mapping[str, ArrayLike] | None, n: int, argument: str = "costs"
 ) -> tuple[tuple[str, ...] | None, NDArray[np.float64]]:
     """Check utilities (N, I), or costs by name; return the names of costs, or None, and the columns."""
     if costs is None:
-        return None, np.empty((n, 0)) if u is None else columns("u", u, n)
+        array = np.empty((n, 0)) if u is None else check.numbers_array("u", u, copy=False)
+        array = array[:, None] if array.ndim == 1 else array  # a plain column is one utility
+        check.check_shape("u", array, (n, None))
+        return None, array
     if u is not None:
         raise TypeError("give either utilities u or costs")
     if not isinstance(costs, Mapping):
         raise TypeError(f"costs must be a mapping of names to columns, got {type(costs).__name__}")
     names = tuple(check.text("costs", name) for name in costs)
-    found = np.empty((n, len(names)))
+    columns = np.empty((n, len(names)))
     for k, name in enumerate(names):
-        found[:, k] = check.numbers_array(f"costs[{name!r}]", costs[name], shape=(n,), copy=False)
-    return names, found
+        columns[:, k] = check.numbers_array(f"{argument}[{name!r}]", costs[name], shape=(n,), copy=False)
+    return names, columns
 
 
 def pack(s_next: NDArray[np.int32], r: ArrayLike, values: NDArray[np.float64]) -> NDArray[Any]:

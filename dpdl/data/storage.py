@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data.labels import Labels
-from dpdl.data.packing import ENDED, INT32_MAX, begins, chunks, record_dtype, spread_dtype
+from dpdl.data.packing import ENDED, begins, chunks, record_dtype, spread_dtype
 from dpdl.files.atomic import naming_the_target, refuse, sync
 from dpdl.files.headers import expect_names, seal, unseal
 
@@ -178,21 +178,10 @@ def _header(path: Path) -> tuple[Facts, dict[str, Any]]:
         expect_names(
             "the header", content, {"n_states", "n_actions", "n_columns", "costs", "notes", "labels", "arrays"}
         )
-        labels, costs = content["labels"], content["costs"]
-        sizes = [check.whole(name, content[name], at_least=k, at_most=INT32_MAX) for name, k in
-                 (("n_states", 1), ("n_actions", 1), ("n_columns", 0))]  # fmt: skip
-        names = None if costs is None else tuple(check.text("costs", name) for name in costs)
-        if names is not None and len(names) != sizes[2]:
-            raise ValueError(f"it names {len(names)} costs and has {sizes[2]} columns")
-        described = content["arrays"]
-        if not isinstance(described, dict) or not {RECORDS, PAIRS} <= described.keys() <= {*ARRAYS}:
-            raise ValueError(f"arrays must be {RECORDS}, {PAIRS}, ..., got {list(described)!r:.200}")
-        for name, one in described.items():
-            expect_names(name, one, {"file", "n", "sha256"})
-        known = None if labels is None else Labels.from_json(labels)
-        if known is not None and (len(known.states), len(known.actions)) != tuple(sizes[:2]):
-            raise ValueError(f"it names {len(known.states)} states and {len(known.actions)} actions, not {sizes[:2]}")
-        return Facts(sizes[0], sizes[1], names, sizes[2], tuple(content["notes"]), known), described
+        names = None if content["costs"] is None else tuple(content["costs"])
+        labels = None if content["labels"] is None else Labels.from_json(content["labels"])
+        sizes = (content["n_states"], content["n_actions"])
+        return Facts(*sizes, names, content["n_columns"], tuple(content["notes"]), labels), content["arrays"]
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path / HEADER}: {error}") from None
 
@@ -200,14 +189,14 @@ def _header(path: Path) -> tuple[Facts, dict[str, Any]]:
 def _array(path: Path, name: str, described: Mapping[str, Any], n_columns: int, mmap: bool) -> NDArray[Any]:
     file = path / Path(described["file"]).name
     try:
-        found = np.load(file, mmap_mode="r" if mmap else None, allow_pickle=False)
+        array: NDArray[Any] = np.load(file, mmap_mode="r" if mmap else None, allow_pickle=False)
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged header of an array can raise anything
         raise ValueError(f"{file}: it is damaged: {' '.join(str(error).split()):.200}") from None
-    if found.dtype != array_type(name, n_columns) or found.shape != (described["n"],):
-        raise ValueError(f"{file}: it has type {found.dtype} and shape {found.shape}, which {HEADER} does not say")
-    return found
+    if array.dtype != array_type(name, n_columns) or array.shape != (described["n"],):
+        raise ValueError(f"{file}: it has type {array.dtype} and shape {array.shape}, which {HEADER} does not say")
+    return array
 
 
 def inspect(
@@ -217,51 +206,36 @@ def inspect(
     path: Path | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int64]:
-    """Check the arrays of a log, and return how often each pair occurs; one pass, in chunks.
+    """Check the arrays of a log, in chunks, and return how often each pair occurs.
 
-    The core checks nothing, so every log is checked here, after it was copied or mapped read-only. The SHA-256 of each
-    array in `described` is compared as well. A wrong checksum explains an invalid value, so it is reported first.
+    The core checks nothing, so every log is checked here, after it was copied or mapped read-only: indices in range,
+    numbers finite, trajectories unbroken. The SHA-256 of each array in `described` is compared first, because damage
+    explains an invalid value.
     """
-    records = _Records(n_states, n_actions, arrays)
-    checks = {
-        PAIRS: _Ascending(PAIRS, n_states * n_actions).check_part,
-        STARTS: _Ascending(STARTS, len(arrays[RECORDS])).check_part,
-        REPEATS: lambda part, first: _check_numbers(REPEATS, 1, LARGEST_COUNT, part, first),
-        SPREADS: _check_spreads,
-        INITIAL: lambda part, first: _check_numbers(INITIAL, 0, LARGEST_COUNT, part, first),
-        RECORDS: records.check_part,
-    }
-    for name in (name for name in checks if name in arrays):
-        where = name if path is None or not described else path / described[name]["file"] if described else path / name
-        digest, error, first = hashlib.sha256(), None, 0
-        for part in chunks(arrays[name], len(arrays[PAIRS])):
-            if described:
-                digest.update(np.ascontiguousarray(part).view(np.uint8).data)
-            try:
-                if error is None:
-                    checks[name](part, first)
-            except ValueError as wrong:
-                error = wrong
-            first += len(part)
-        if described and digest.hexdigest() != described[name]["sha256"]:
-            raise ValueError(f"{where}: its SHA-256 is not the one in {HEADER}: the file is damaged")
-        if error is not None:
-            raise ValueError(f"{where}: {error}")
-    return records.counts
+    for name, one in (described or {}).items():
+        if path is not None and _digest(chunks(arrays[name])) != one["sha256"]:
+            raise ValueError(f"{path / one['file']}: its SHA-256 is not the one in {HEADER}: the file is damaged")
+    try:
+        for name, bound in ((PAIRS, n_states * n_actions), (STARTS, len(arrays[RECORDS]))):
+            _check_ascending(name, arrays.get(name, np.empty(0, dtype=np.int64)), bound)
+        for name, least in ((REPEATS, 1), (INITIAL, 0)):
+            _check_numbers(name, least, LARGEST_COUNT, arrays.get(name, np.empty(0)), 0)
+        for name in ("r", "u") if SPREADS in arrays else ():
+            _check_numbers(f"standard deviation of {name}", 0, LARGEST, arrays[SPREADS][name], 0)
+        return _check_records(n_states, n_actions, arrays)
+    except ValueError as error:
+        raise error if path is None else ValueError(f"{path}: {error}") from None
 
 
-class _Ascending:
-    """Checks that whole numbers ascend strictly from at least 0 to below a bound."""
-
-    def __init__(self, name: str, bound: int) -> None:
-        self.name, self.bound, self.previous = name, bound, -1
-
-    def check_part(self, part: NDArray[np.int64], first: int) -> None:
-        check.indices(self.name, part, self.bound, dtype=np.int64, first=first, copy=False)
-        wrong = np.flatnonzero(np.diff(part, prepend=self.previous) <= 0)
+def _check_ascending(name: str, array: NDArray[np.int64], bound: int) -> None:
+    """Check that whole numbers ascend strictly from at least 0 to below a bound."""
+    previous, first = -1, 0
+    for part in chunks(array):
+        check.indices(name, part, bound, dtype=np.int64, first=first, copy=False)
+        wrong = np.flatnonzero(np.diff(part, prepend=previous) <= 0)
         if wrong.size:
-            raise ValueError(f"{self.name}[{first + wrong[0]}] = {part[wrong[0]]} does not ascend")
-        self.previous = int(part[-1])
+            raise ValueError(f"{name}[{first + wrong[0]}] = {part[wrong[0]]} does not ascend")
+        previous, first = int(part[-1]), first + len(part)
 
 
 def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], first: int) -> None:
@@ -270,33 +244,25 @@ def _check_numbers(name: str, least: float, most: float, part: NDArray[Any], fir
         check.numbers_array(name, part, at_least=least, at_most=most, first=first)
 
 
-def _check_spreads(part: NDArray[Any], first: int) -> None:
-    for name in ("r", "u"):
-        _check_numbers(f"standard deviation of {name}", 0, LARGEST, part[name], first)
-
-
-class _Records:
-    """Checks records: every index in range, every number finite, trajectories unbroken."""
-
-    def __init__(self, n_states: int, n_actions: int, arrays: Arrays) -> None:
-        self.n_states, self.n_actions, self.pairs = n_states, n_actions, arrays[PAIRS]
-        self.starts, self.repeats = arrays.get(STARTS), arrays.get(REPEATS)
-        self.counts = np.zeros(len(self.pairs), dtype=np.int64)
-        self.previous: int | None = None
-
-    def check_part(self, part: NDArray[Any], first: int) -> None:
-        for name, bound in (("pair", len(self.pairs)), ("s_next", self.n_states)):
+def _check_records(n_states: int, n_actions: int, arrays: Arrays) -> NDArray[np.int64]:
+    """Check records, and count their pairs."""
+    pairs, starts, repeats = arrays[PAIRS], arrays.get(STARTS), arrays.get(REPEATS)
+    counts, previous, first = np.zeros(len(pairs), dtype=np.int64), None, 0
+    for part in chunks(arrays[RECORDS], len(pairs)):
+        for name, bound in (("pair", len(pairs)), ("s_next", n_states)):
             least = ENDED if name == "s_next" else 0
             if part[name].min() < least or part[name].max() >= bound:
                 check.indices(name, part[name], bound, first=first, unread=part[name] == ENDED if least else None)
         for name in ("r", "u"):
             _check_numbers(name, -LARGEST, LARGEST, part[name], first)
-        if self.repeats is None:
-            self.counts += np.bincount(part["pair"], minlength=len(self.counts))
+        if repeats is None:
+            counts += np.bincount(part["pair"], minlength=len(counts))
         else:
-            np.add.at(self.counts, part["pair"], self.repeats[first : first + len(part)])
-        if self.starts is not None:
-            inside = slice(*np.searchsorted(self.starts, [first, first + len(part)]))
-            s = (self.pairs[part["pair"]] // self.n_actions).astype(np.int32)
-            begins(self.starts[inside] - first, s, part["s_next"], first, self.previous)
-            self.previous = int(part["s_next"][-1])
+            np.add.at(counts, part["pair"], repeats[first : first + len(part)])
+        if starts is not None:
+            inside = slice(*np.searchsorted(starts, [first, first + len(part)]))
+            s = (pairs[part["pair"]] // n_actions).astype(np.int32)
+            begins(starts[inside] - first, s, part["s_next"], first, previous)
+            previous = int(part["s_next"][-1])
+        first += len(part)
+    return counts

@@ -196,8 +196,8 @@ def _coded_labels(part: list[Column], valid: Mask) -> Coded:
             distinct, codes = np.unique(column.values, return_inverse=True)
             labels = distinct.tolist()
         coded.append(Coded(np.where(column.missing, -1, codes), labels))
-    labels, codes = merged(coded)
-    return Coded(np.where(valid, np.concatenate(codes), -1), labels)
+    labels, positions = merged(coded)
+    return Coded(np.where(valid, np.concatenate(positions), -1), labels)
 
 
 def _refuse_measurements(labels: list[Any]) -> None:
