@@ -449,7 +449,7 @@ def _output(options: Any, names: Sequence[str]) -> Iterator[Path | None]:
     if options.out is None:
         yield None
         return
-    from dpdl.files.atomic import TEMPORARY, beside, replacing
+    from dpdl.files.atomic import replacing
 
     target = Path(os.path.realpath(options.out))
     if target.exists() and not target.is_dir():
@@ -457,8 +457,6 @@ def _output(options: Any, names: Sequence[str]) -> Iterator[Path | None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     empty = target.is_dir() and not any(target.iterdir())
     with replacing(target, options.overwrite or empty, lambda path: set(os.listdir(path)) <= set(names)) as folder:
-        if sys.platform != "win32" and any(Path(other) != folder for other in beside(target, TEMPORARY)):
-            raise BlockingIOError(errno.EAGAIN, "another run is writing to it", str(options.out))
         yield folder
     options.files = tuple(names)
 

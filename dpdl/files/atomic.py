@@ -1,8 +1,7 @@
 """Atomic replacement of files and folders, and locks.
 
-Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on the
-temporary file or folder, so that the next writer to the same target can recognise and remove what a killed process left
-behind.
+Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on a temporary
+file, so that the next writer to the same target can recognise and remove what a killed process left behind.
 `FileLock` is the lock of a run on its checkpoint, so that no other run writes there.
 """
 
@@ -12,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,27 +31,28 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
     """Yield a new, empty folder to write to, which replaces `path` when the block ends without an exception.
 
     On an exception the new folder is removed and `path` is unchanged. An existing `path` is replaced only if
-    `overwrite` is set and `replaceable` accepts it: it is renamed, and removed once the new folder is in its place. A
-    killed process leaves folders behind, which the next one that writes to the same path removes. Only if it is killed
-    between the two renames is `path` missing: the old folder is then kept beside it, with suffix .old.
+    `overwrite` is set and `replaceable` accepts it. Only if the process is killed between the two renames is `path`
+    missing: the old folder is then kept beside it, with suffix .old.
     """
     target = Path(os.path.realpath(path))
+    temporary = temporary_name(target)
+    aside = temporary.with_suffix(OLD)
     _refuse_existing(target, overwrite, replaceable)
     with naming_the_target(target):
-        _remove_left_folders(target)
-        temporary, descriptor = _new_folder(target)
+        temporary.mkdir()
     try:
         yield temporary
         with naming_the_target(target):
-            sync(temporary)
             _refuse_existing(target, overwrite, replaceable)
-            _move(temporary, target)
-    except BaseException:
-        _remove(temporary)
-        raise
+            if os.path.lexists(target):
+                os.rename(target, aside)
+            os.rename(temporary, target)
+            sync(target.parent)
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        if aside.exists() and not os.path.lexists(target):
+            os.rename(aside, target)
+        for folder in (temporary, aside):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -108,60 +109,6 @@ def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path]
         refuse(target, EXISTS)
     if not replaceable(target):
         refuse(target, "it is not replaced, because it is not a data set or holds other files")
-
-
-def _move(temporary: Path, target: Path) -> None:
-    aside = temporary.with_suffix(OLD)
-    try:
-        if os.path.lexists(target):
-            os.rename(target, aside)
-        os.rename(temporary, target)
-    except BaseException:
-        with suppress(OSError):  # not renamed yet, or another process has put its own folder there
-            os.rename(aside, target)
-        if os.path.lexists(target):
-            _remove(aside)
-        raise
-    try:
-        sync(target.parent)
-    finally:
-        _remove(aside)
-
-
-def _new_folder(target: Path) -> tuple[Path, int | None]:
-    """A temporary folder beside the target, and the descriptor that holds the lock on it."""
-    while True:
-        temporary = temporary_name(target)
-        temporary.mkdir()
-        if sys.platform == "win32":  # folders cannot be opened there
-            return temporary, None
-        with suppress(FileNotFoundError, BlockingIOError):  # another process removed it before it was locked: retry
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                lock(descriptor)
-                os.stat(temporary)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return temporary, descriptor
-
-
-def _remove_left_folders(target: Path) -> None:
-    """Remove folders that killed processes left behind; an old folder only if it has been replaced."""
-    if sys.platform == "win32":  # folders cannot be locked there
-        return
-    remove_leftovers(target, _remove)
-    if os.path.lexists(target):
-        remove_leftovers(target, _remove, OLD)
-
-
-def _remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder and its files, unless it contains a folder: dpdl does not make those."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                os.unlink(entry)
-        os.rmdir(folder)
 
 
 def temporary_name(target: Path) -> Path:
@@ -273,28 +220,24 @@ def _holder(descriptor: int) -> str:
     return ""
 
 
-def beside(target: Path, suffix: str) -> Iterator[str]:
-    """Paths beside a target whose names are those of `temporary_name`, but with the given suffix."""
-    pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(suffix))
+def remove_leftovers(target: Path) -> None:
+    """Remove temporary files that killed processes left beside a target: those that nobody holds the lock of."""
+    pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(TEMPORARY))
     with suppress(OSError), os.scandir(target.parent) as entries:
-        yield from (entry.path for entry in entries if pattern.fullmatch(entry.name))
+        for entry in entries:
+            if pattern.fullmatch(entry.name):
+                with suppress(OSError):
+                    _remove_unless_locked(entry.path)
 
 
-def remove_leftovers(target: Path, remove: Callable[[str], object] = os.unlink, suffix: str = TEMPORARY) -> None:
-    """Remove temporary files that killed processes left beside a target."""
-    for path in beside(target, suffix):
-        with suppress(OSError):
-            _remove_unless_locked(path, remove)
-
-
-def _remove_unless_locked(path: str, remove: Callable[[str], object]) -> None:
+def _remove_unless_locked(path: str) -> None:
     if sys.platform == "win32":
-        remove(path)
+        os.unlink(path)
         return
-    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(path)
+        os.unlink(path)
     finally:
         os.close(descriptor)
 
