@@ -149,7 +149,7 @@ def learn_adaptive(
         schedule.fix_mixing_time()
         if folder is not None:
             checkpoint.check_generator(generator)
-            _take_folder(folder, lock, resume=resume)
+            checkpoint.take_folder(folder, lock, resume=resume)
         elif resume:
             raise TypeError("resume needs checkpoint, the folder to resume from")
         try:
@@ -159,15 +159,6 @@ def learn_adaptive(
                 raise
             status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
     return schedule.outcome(levels, status, message) if levels else schedule.nothing(message, generator)
-
-
-def _take_folder(folder: Any, lock: FileLock, *, resume: bool) -> None:
-    """Make a folder of checkpoints and lock it; raise if it cannot be used."""
-    if folder.exists() and (not folder.is_dir() or (not resume and any(folder.iterdir()))):
-        raise FileExistsError(f"checkpoint: {folder} must be an empty folder, or absent; resume=True resumes one")
-    folder.mkdir(exist_ok=True)
-    (folder / "lock").touch()
-    lock.take(folder / "lock")
 
 
 def _run_levels(

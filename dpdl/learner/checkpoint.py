@@ -56,6 +56,8 @@ from dpdl.stopping import Status
 ARITHMETIC = 5
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+#: The file in a folder of checkpoints that is locked while runs use it.
+LOCK = "lock"
 _HEADER, _FOUND = "header", ("psi", "slater", "T", "mixing_time", "order")
 
 #: What zipfile and NumPy raise when they read a damaged archive.
@@ -329,6 +331,17 @@ def refuse_existing(path: Path) -> None:
             free.take(path)
     if os.path.lexists(path):
         refuse(path, "it exists; continue it with dpdl.resume, or remove it to start again")
+
+
+def take_folder(folder: Path, held: FileLock, *, resume: bool) -> None:
+    """Make a folder of checkpoints and lock it; raise if it is in use, or not empty while `resume` is not set."""
+    if not folder.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
+    if folder.exists() and (not folder.is_dir() or (not resume and any(folder.iterdir()))):
+        raise FileExistsError(f"checkpoint: {folder} must be an empty folder, or absent; resume=True resumes one")
+    folder.mkdir(exist_ok=True)
+    (folder / LOCK).touch()
+    held.take(folder / LOCK)
 
 
 @contextlib.contextmanager

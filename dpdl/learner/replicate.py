@@ -17,9 +17,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from dpdl import _validation as check
 from dpdl import policy as policies
+from dpdl._text import aligned
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import FileLock
@@ -48,30 +49,6 @@ POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
-    """How far replicas are apart: standard deviations between single replicas, weighted as the average is.
-
-    That of the average itself is smaller by the root of their number. With fewer than two replicas all are NaN.
-
-    Attributes
-    ----------
-    x, V, lam : arrays, shapes (S, A), (S,), (I,)
-        Standard deviations of x_mean, V_mean and lam_mean.
-    occupancy_distance : float
-        Mean total-variation distance of a replica's occupancy (x_mean scaled to sum one) from that of the average.
-    policy_distance : float
-        Mean total-variation distance of a replica's policy from that of the average, weighted by the states that the
-        average visits.
-    """
-
-    x: Array = field(repr=False)
-    V: Array = field(repr=False)
-    lam: Array = field(repr=False)
-    occupancy_distance: float
-    policy_distance: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Replicas:
     """Outcome of `replicate`.
 
@@ -85,25 +62,22 @@ class Replicas:
         The replicas, in order.
     numbers : tuple of int
         Their numbers: 0, 1, ..., without those that had not begun before Ctrl-C.
-    spread : Spread
-        Differences between the replicas.
+    distance : float
+        Mean total-variation distance of a replica's policy from that of the average, weighted by the states that the
+        average visits; NaN if there are fewer than two replicas.
     """
 
     result: Result
     results: tuple[Result, ...] = field(repr=False)
     numbers: tuple[int, ...] = field(repr=False)
-    spread: Spread
+    distance: float
 
     def __str__(self) -> str:
-        result, spread = self.result, self.spread
-        judged = "" if result.evaluation is None else "\n" + "\n".join(result.evaluation.lines())
-        some = "1 replica" if len(self.results) == 1 else f"{len(self.results)} replicas"
-        apart = (
-            f"\ndistance of a replica from the average: occupancy {spread.occupancy_distance:.3g}, "
-            f"policy {spread.policy_distance:.3g} (total variation)"
-        )
-        known = "" if np.isnan(spread.policy_distance) else apart  # of one replica it is not
-        return f"{some}, {result.n_steps:,} steps in all, {result.status.name}{known}{judged}"
+        result, n = self.result, len(self.results)
+        lines = [f"{n} replica{'s' * (n > 1)}, {result.n_steps:,} steps in all, {result.status.name}"]
+        if n > 1:
+            lines.append(f"distance of a replica's policy from the average: {self.distance:.3g} (total variation)")
+        return "\n".join(lines + ([] if result.evaluation is None else result.evaluation.lines()))
 
 
 @accepts(RunKeywords)
@@ -120,7 +94,7 @@ def replicate(
     """Run `learn` n times with independent randomness, and average.
 
     The gap that the method minimises is convex in x, so the gap of the average is at most the average of the gaps. The
-    spread of the replicas shows how much of a result is due to random draws.
+    distance between replicas shows how much of a result is due to random draws.
 
     Parameters
     ----------
@@ -160,17 +134,18 @@ def replicate(
     >>> replicas = replicate(log, n=4, gamma=0.5, psi=2, slater=1, T=50_000, rho0=[1.0], rng=0)
     >>> replicas.result.success, replicas.result.n_steps, replicas.result.policy.round(1).tolist()
     (True, 200000, [[0.5, 0.5]])
-    >>> bool(replicas.spread.policy_distance < 0.05)
+    >>> replicas.distance < 0.05
     True
     """
     refuse_unknown(replicate, keywords)
     n = check.whole("n", n, at_least=1)
     runs = _Runs("replica", log, [parse(log, settings, dict(keywords))] * n, executor, resume)
-    root = runs.seeds(rng)
-    found = runs.take_place([_child(root, k) for k in range(n)])
-    results = tuple(found.values())
-    mean = average(results, n)
-    return Replicas(result=mean, results=results, numbers=tuple(found), spread=spread(results, mean))
+    by_number = runs.take_place(
+        rng, lambda root: np.random.SeedSequence(root.entropy, spawn_key=root.spawn_key).spawn(n)
+    )
+    results = tuple(by_number.values())
+    mean, distance = average(results, n)
+    return Replicas(result=mean, results=results, numbers=tuple(by_number), distance=distance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,26 +176,20 @@ class Sweep(Sequence[tuple[dict[str, Any], Result]]):
     def __str__(self) -> str:
         names = list(self.points[0])
         judged = next((result.evaluation for result in self.results if result.evaluation is not None), None)
-        figures = [] if judged is None else ["reward", *(one.name for one in judged.constraints), "kept"]
-        rows = [[*names, "status", "steps", *figures]]
+        figures = [] if judged is None else ["reward", *(figure.name for figure in judged.constraints), "kept"]
+        rows = []
         for point, result in self:
-            cells, evaluation = [result.status.name, f"{result.n_steps:,}"], result.evaluation
+            values = [f"{value:g}" if isinstance(value, float) else str(value) for value in point.values()]
+            cells, evaluation = [""] * len(figures), result.evaluation
             if evaluation is not None:
-                cells += [f"{one.value:.4g} +- {one.error:.1g}" for one in (evaluation.reward, *evaluation.constraints)]
-                cells.append("yes" if evaluation.kept else "NO")
-            rows.append([*(_cell(point[name]) for name in names), *cells])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+                shown = (evaluation.reward, *evaluation.constraints)
+                cells = [*(f"{figure.value:.4g} +- {figure.error:.1g}" for figure in shown), _yes(evaluation.kept)]
+            rows.append([*values, result.status.name, f"{result.n_steps:,}", *cells])
+        return "\n".join(aligned([*names, "status", "steps", *figures], rows))
 
 
-def _plain(value: Any) -> Any:
-    """A setting as a JSON value."""
-    value = np.asarray(value).item()
-    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
+def _yes(kept: bool) -> str:
+    return "yes" if kept else "NO"
 
 
 @accepts(RunKeywords)
@@ -265,10 +234,8 @@ def sweep(
     points = _grid(over, dict(keywords), rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
     asked = [parse(log, settings, dict(keywords) | values) for values in named]
-    runs = _Runs("point", log, asked, executor, resume)
-    written = [{name: _plain(value) for name, value in point.items()} for point in points]
-    seed = runs.seeds(rng, points=written)  # for an int, the seed that `learn` would use
-    results = runs.take_place([point.get("rng", seed) for point in points])
+    runs = _Runs("point", log, asked, executor, resume, points)
+    results = runs.take_place(rng, lambda root: [point.get("rng", root) for point in points])
     return Sweep(
         points=tuple(points[k] for k in results),
         results=tuple(results.values()),
@@ -280,7 +247,7 @@ def _grid(over: Mapping[str, Sequence[Any]], keywords: dict[str, Any], rng: Any)
     """All combinations, checked."""
     if not isinstance(over, Mapping):
         raise TypeError(f"over must be a mapping of names to values, got {type(over).__name__}")
-    known = [*(one.name for one in dataclasses.fields(Settings)), "rng"]
+    known = [*(field.name for field in dataclasses.fields(Settings)), "rng"]
     for name, values in over.items():
         if name not in known:
             raise ValueError(f"over[{name!r}] is no setting; {check.suggestion(str(name), known, 'settings')}")
@@ -303,25 +270,25 @@ class _Runs:
     """Runs on one log that differ in settings and seeds; everything is checked before the first begins."""
 
     def __init__(
-        self, name: str, log: Dataset, asked: list[tuple[Settings, Inputs, Options]], executor: Any, resume: Any
+        self,
+        name: str,
+        log: Dataset,
+        asked: list[tuple[Settings, Inputs, Options]],
+        executor: Any,
+        resume: Any,
+        points: list[dict[str, Any]] | None = None,
     ) -> None:
-        self.name, self.log, self.executor = name, log, executor
+        self.name, self.log, self.executor, self.points = name, log, executor, points
         self.options, self.resume = asked[0][2], check.flag("resume", resume)
-        self.folder, self.threads = (
-            self.options.checkpoint,
-            executor is None or isinstance(executor, cf.ThreadPoolExecutor),
-        )
-        if self.resume and self.folder is None:
+        self.threads = executor is None or isinstance(executor, cf.ThreadPoolExecutor)
+        if self.resume and self.options.checkpoint is None:
             raise TypeError("resume needs checkpoint, the folder to resume from")
         self._check_executor()
-        self.layouts: list[Layout] = []
-        for k, (settings, inputs, _) in enumerate(asked):
-            same = next((j for j in range(k) if asked[j][0] == settings), None)
-            layout = Layout.of(log, settings, inputs, like=self.layouts) if same is None else self.layouts[same]
-            self.layouts.append(layout)
-            path = self._path(k)
-            if self.resume and path is not None and path.exists():
-                checkpoint.load(path, log, like=layout)  # raises if it is another run
+        layouts: dict[Settings, Layout] = {}
+        for settings, inputs, _ in asked:
+            if settings not in layouts:
+                layouts[settings] = Layout.of(log, settings, inputs, like=layouts.values())
+        self.layouts = [layouts[settings] for settings, _, _ in asked]
 
     def _check_executor(self) -> None:
         executor, kind = self.executor, type(self.executor).__name__
@@ -336,99 +303,92 @@ class _Runs:
         if not self.threads and self.options.callback is not None:
             raise ValueError(f"callback cannot be called from the workers of a {kind}, only from threads")
 
-    def _path(self, k: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"{self.name}-{k}"
-
-    def seeds(self, rng: Any, **points: Any) -> np.random.SeedSequence:
-        """The root of all seeds; with checkpoints it is stored, and is the same when the runs are resumed."""
-        folder = self.folder
-        if folder is None:
-            return _root(rng)
-        if not folder.parent.is_dir():
-            raise FileNotFoundError(f"checkpoint: there is no folder {folder.parent} to put {folder.name} into")
-        if folder.exists() and not folder.is_dir():
-            raise FileExistsError(f"checkpoint: {folder} is not a folder, which several checkpoints need")
-        if folder.exists() and any(folder.iterdir()):
-            if not self.resume:
-                raise FileExistsError(f"checkpoint: {folder} is not empty; resume=True resumes what is there")
-            return self._stored_root(folder / PLAN, rng, points)
-        root = _root(rng)
-        folder.mkdir(exist_ok=True)
-        entropy = np.asarray(root.entropy, dtype=object).tolist()
-        stored = {"runs": self.name, "entropy": entropy, "spawn_key": list(root.spawn_key), **points}
-        (folder / PLAN).write_text(json.dumps(stored, indent=1))
-        return root
-
-    def _stored_root(self, path: Path, rng: Any, points: dict[str, Any]) -> np.random.SeedSequence:
+    def _root(self, folder: Path, rng: Any) -> np.random.SeedSequence:
+        """The root of all seeds, stored in the folder of the checkpoints: it is the same when the runs are resumed."""
+        path, what = folder / PLAN, f"checkpoint: {folder} belongs to another call:"
+        call = json.loads(json.dumps({"runs": self.name, "points": self.points}, default=float))
         if not path.exists():
-            raise FileNotFoundError(f"checkpoint: {path.parent} has no file {PLAN!r}: nothing to resume")
+            if {entry.name for entry in folder.iterdir()} - {checkpoint.LOCK}:
+                raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
+            root = _root(rng)
+            entropy = np.asarray(root.entropy, dtype=object).tolist()
+            path.write_text(json.dumps(call | {"entropy": entropy, "spawn_key": root.spawn_key}, indent=1))
+            return root
         stored = json.loads(path.read_text())
-        root = np.random.SeedSequence(stored["entropy"], spawn_key=stored["spawn_key"])
-        for name, value in {"runs": self.name, **points}.items():
+        for name, value in call.items():
             if stored[name] != value:
-                raise ValueError(
-                    f"checkpoint: {path.parent} belongs to another call: {name} = {stored[name]!r}, not {value!r}"
-                )
+                raise ValueError(f"{what} {name} = {stored[name]!r}, not {value!r}")
+        root = np.random.SeedSequence(stored["entropy"], spawn_key=stored["spawn_key"])
         if rng is not None and not isinstance(rng, np.random.Generator) and _root(rng).state != root.state:
-            raise ValueError(
-                f"checkpoint: {path.parent} belongs to another call: it has another seed than rng = {rng!r}"
-            )
+            raise ValueError(f"{what} it has another seed than rng = {rng!r}")
         return root
 
-    def take_place(self, seeds: list[Any]) -> dict[int, Result]:
-        """Run all; results by number, without runs that had not begun before Ctrl-C."""
-        stop, results = threading.Event(), dict[int, Result]()
+    def take_place(self, rng: Any, seeds: Callable[[np.random.SeedSequence], list[Any]]) -> dict[int, Result]:
+        """Run all, with seeds from the root of all; results by number, without runs that Ctrl-C kept from beginning."""
+        folder, stop = self.options.checkpoint, threading.Event()
         options = replace(self.options, progress=False, stop=stop.is_set if self.threads else bool)
+        paths = [None if folder is None else folder / f"{self.name}-{k}" for k in range(len(self.layouts))]
+        with FileLock() as lock:
+            if folder is None:
+                root = _root(rng)
+            else:
+                checkpoint.take_folder(folder, lock, resume=self.resume)
+                root = self._root(folder, rng)
+            for path, layout in zip(paths, self.layouts, strict=True):
+                if path is not None and path.exists():
+                    checkpoint.load(path, self.log, like=layout)  # raises if it is another run
+            tasks = [
+                (layout, replace(options, checkpoint=path), seed)
+                for layout, path, seed in zip(self.layouts, paths, seeds(root), strict=True)
+            ]
+            results = self._submit_all(tasks, stop)
+        if not results:
+            raise KeyboardInterrupt
+        # A worker elsewhere sends no log.
+        return {k: replace(results[k], log=self.layouts[k].log) for k in sorted(results)}
+
+    def _submit_all(self, tasks: list[tuple[Layout, Options, Any]], stop: threading.Event) -> dict[int, Result]:
+        """Submit all runs and wait for them; after Ctrl-C or an error those that have not begun are cancelled."""
         executor = self.executor or cf.ThreadPoolExecutor(_cores(), thread_name_prefix="dpdl")
         where = (str(self.log.path), self.log.fingerprint)
-        with FileLock() as lock, Interrupts() as interrupts:
-            if self.folder is not None:
-                lock.take(self.folder / PLAN)
-            futures: dict[cf.Future[Result], int] = {}
+        futures, results = dict[cf.Future[Result], int](), dict[int, Result]()
+        with Interrupts() as interrupts:
             try:
-                for k, (layout, seed) in enumerate(zip(self.layouts, seeds, strict=True)):
-                    here = replace(options, checkpoint=self._path(k))
+                for k, (layout, options, seed) in enumerate(tasks):
                     if self.threads:
-                        future = executor.submit(_run, self.log, layout, here, seed)
+                        future = executor.submit(_run, self.log, layout, options, seed)
                     else:
                         asked = layout.settings.stated, layout.inputs
-                        future = executor.submit(_run_elsewhere, *where, asked, here, seed)
+                        future = executor.submit(_run_elsewhere, *where, asked, options, seed)
                     futures[future] = k
-                self._collect(futures, results, interrupts)
+                _collect(futures, results, interrupts)
             except KeyboardInterrupt:
                 stop.set()
-                for future in [one for one in futures if one.cancel()]:
-                    del futures[future]
-                self._collect(futures, results, None)
+                _collect({future: k for future, k in futures.items() if not future.cancel()}, results, None)
             except Exception as error:
                 stop.set()
                 for future in futures:
                     future.cancel()
                 if self.threads:  # each lets go of its checkpoint, so that the caller can resume at once
                     cf.wait(futures)
-                if self.folder is not None:
-                    error.add_note(f"The runs can be resumed from {self.folder} with resume=True.")
+                if self.options.checkpoint is not None:
+                    error.add_note(f"The runs can be resumed from {self.options.checkpoint} with resume=True.")
                 raise
             finally:
                 if self.executor is None:
                     executor.shutdown(wait=False, cancel_futures=True)
-        if not results:
-            raise KeyboardInterrupt
-        # A worker elsewhere sends no log.
-        return {k: replace(results[k], log=self.layouts[k].log) for k in sorted(results)}
+        return results
 
-    def _collect(
-        self, futures: dict[cf.Future[Result], int], results: dict[int, Result], interrupts: Interrupts | None
-    ) -> None:
-        """Wait for all; KeyboardInterrupt if one was interrupted, unless that is known already."""
-        while len(results) < len(futures):
-            waiting = [future for future, k in futures.items() if k not in results]
-            for future in cf.wait(waiting, POLL_SECONDS, cf.FIRST_COMPLETED).done:
-                results[futures[future]] = result = future.result()
-                if interrupts is not None and result.status is Status.INTERRUPTED:
-                    raise KeyboardInterrupt
-            if interrupts is not None and interrupts.came():
+
+def _collect(futures: dict[cf.Future[Result], int], results: dict[int, Result], interrupts: Interrupts | None) -> None:
+    """Wait for all; KeyboardInterrupt if one was interrupted, unless that is known already."""
+    while waiting := [future for future, k in futures.items() if k not in results]:
+        for future in cf.wait(waiting, POLL_SECONDS, cf.FIRST_COMPLETED).done:
+            results[futures[future]] = result = future.result()
+            if interrupts is not None and result.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
+        if interrupts is not None and interrupts.came():
+            raise KeyboardInterrupt
 
 
 def _run(log: Dataset, layout: Layout, options: Options, seed: Any, guarded: bool = False) -> Result:
@@ -465,122 +425,63 @@ def _root(rng: Any) -> np.random.SeedSequence:
     return np.random.SeedSequence(None if rng is None else int(rng))
 
 
-def _child(root: np.random.SeedSequence, k: int) -> np.random.SeedSequence:
-    """Seed of run k; it depends on the root and on k alone."""
-    return np.random.SeedSequence(root.entropy, spawn_key=(*root.spawn_key, k))
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ---- The average, and how far the replicas are apart ----
+# ---- The average ----
 
 
-def weights(results: Sequence[Result]) -> list[float]:
-    """Weights of the results in the average: proportional to the steps taken, or equal if no steps were taken."""
-    total = sum(result.n_steps for result in results)
-    return [result.n_steps / total if total else 1 / len(results) for result in results]
+def average(results: Sequence[Result], n_wanted: int) -> tuple[Result, float]:
+    """The average of results, weighted by their steps, and the mean distance of their policies from its policy.
 
-
-def average(results: Sequence[Result], n_wanted: int) -> Result:
-    """The average of results; `n_wanted` is how many there would be without Ctrl-C."""
-    first, shares = results[0], weights(results)
-    statuses = [result.status for result in results] + [Status.INTERRUPTED] * (n_wanted - len(results))
-    return replace(
+    `n_wanted` is how many results there would be without Ctrl-C.
+    """
+    first, total = results[0], sum(result.n_steps for result in results)
+    shares = [result.n_steps / total if total else 1 / len(results) for result in results]
+    statuses = [result.status for result in results]
+    missing = n_wanted - len(results)
+    mean = replace(
         first,
-        status=Status.worst(statuses),
-        ending=_message(statuses, n_wanted - len(results)) if n_wanted > 1 else first.ending,
-        n_steps=sum(result.n_steps for result in results),
-        x_table=_unflat(first.x_table, _mean((_flat(result.x_table) for result in results), shares)),
-        last_log_x_table=_unflat(
-            first.last_log_x_table, _log_mean((_flat(result.last_log_x_table) for result in results), shares)
-        ),
-        V_mean=_mean((result.V_mean for result in results), shares),
-        lam_mean=_mean((result.lam_mean for result in results), shares),
-        V=_mean((result.V for result in results), shares),
-        log_lam=_log_mean((result.log_lam for result in results), shares),
+        status=Status.worst(statuses + [Status.INTERRUPTED] * missing),
+        ending=_ending(statuses, missing) if n_wanted > 1 else first.ending,
+        n_steps=total,
+        x_table=_table(_mean, [result.x_table for result in results], shares),
+        last_log_x_table=_table(_log_mean, [result.last_log_x_table for result in results], shares),
+        V_mean=_mean([result.V_mean for result in results], shares),
+        lam_mean=_mean([result.lam_mean for result in results], shares),
+        V=_mean([result.V for result in results], shares),
+        log_lam=_log_mean([result.log_lam for result in results], shares),
         premises=tuple(combined(result.premises for result in results).values()),
         guarantee=None,
         diagnostics={name: sum(result.diagnostics[name] for result in results) for name in first.diagnostics},
         notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
     )
+    visits, policy = mean.x_mean.sum(axis=1) / mean.x_mean.sum(), policies.from_occupancy(mean.x_mean)
+    apart = [abs(policies.from_occupancy(result.x_mean) - policy).sum(axis=1) @ visits / 2 for result in results]
+    return mean, float(np.dot(apart, shares)) if len(results) > 1 else math.nan
 
 
-def spread(results: Sequence[Result], mean: Result) -> Spread:
-    """Spread of results around their average."""
-    shares = weights(results)
-    occupancy = policy = math.nan
-    if _several(shares):
-        distances = [_distances(result.x_mean, mean.x_mean) for result in results]
-        occupancy, policy = (
-            sum(share * one for share, one in zip(shares, ones, strict=True)) for ones in zip(*distances, strict=True)
-        )
-    x = _deviation((_flat(result.x_table) for result in results), _flat(mean.x_table), shares)
-    return Spread(
-        x=_unflat(mean.x_table, x).dense(mean.reference.n_states, mean.reference.n_actions),
-        V=_deviation((result.V_mean for result in results), mean.V_mean, shares),
-        lam=_deviation((result.lam_mean for result in results), mean.lam_mean, shares),
-        occupancy_distance=occupancy,
-        policy_distance=policy,
-    )
-
-
-def _message(statuses: list[Status], n_missing: int) -> str:
-    n = len(statuses)
-    if all(status is Status.COMPLETED for status in statuses):
+def _ending(statuses: list[Status], n_missing: int) -> str:
+    n = len(statuses) + n_missing
+    if statuses == [Status.COMPLETED] * n:
         return f"all steps of {n} replicas were taken"
-    ended = statuses[: n - n_missing]
-    counts = [f"{ended.count(status)} {status.name}" for status in Status if status in ended]
-    missing = [f"{n_missing} not begun"] if n_missing else []
-    return f"of {n} replicas: {', '.join(counts + missing)}; the result covers the steps taken"
+    counts = [f"{statuses.count(status)} {status.name}" for status in Status if status in statuses]
+    counts += [f"{n_missing} not begun"] if n_missing else []
+    return f"of {n} replicas: {', '.join(counts)}; the result covers the steps taken"
 
 
-def _flat(table: SparseTable) -> Array:
-    """The values of a table, followed by that of all other pairs."""
-    return np.append(table.values, table.elsewhere)
+def _mean(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
+    return np.asarray(sum(share * array for array, share in zip(arrays, shares, strict=True)))
 
 
-def _unflat(like: SparseTable, values: Array) -> SparseTable:
-    return SparseTable(like.pairs, values[:-1], float(values[-1]))
-
-
-def _several(shares: Sequence[float]) -> bool:
-    """Whether at least two results have positive weight."""
-    return sum(share > 0 for share in shares) > 1
-
-
-# The arrays are iterated over, so that at most one copy exists at a time.
-
-
-def _mean(arrays: Iterable[Array], shares: Sequence[float]) -> Array:
-    total: Array | None = None
-    for array, share in zip(arrays, shares, strict=True):
-        total = share * array if total is None else total + share * array
-    assert total is not None
-    return total
-
-
-def _log_mean(logs: Iterable[Array], shares: Sequence[float]) -> Array:
+def _log_mean(logs: Sequence[Array], shares: Sequence[float]) -> Array:
     """Logarithm of the mean of exp(logs), which may be far below the smallest double."""
-    total: Array | None = None
-    for array, share in zip(logs, shares, strict=True):
-        part = array + (math.log(share) if share > 0 else -math.inf)
-        total = part if total is None else np.logaddexp(total, part)
-    assert total is not None
-    return total
+    parts = (array + (math.log(share) if share else -math.inf) for array, share in zip(logs, shares, strict=True))
+    return reduce(np.logaddexp, parts)
 
 
-def _deviation(arrays: Iterable[Array], mean: Array, shares: Sequence[float]) -> Array:
-    """Root of the unbiased variance; with equal shares, the divisor is n - 1."""
-    if not _several(shares):
-        return np.full_like(mean, np.nan)
-    freedom = 1 - sum(share**2 for share in shares)
-    return np.sqrt(_mean(((array - mean) ** 2 for array in arrays), shares) / freedom)
-
-
-def _distances(x: Array, mean: Array) -> tuple[float, float]:
-    """Total variation between occupancies, and between policies in the states that `mean` visits."""
-    occupancy = abs(x / x.sum() - mean / mean.sum()).sum() / 2
-    apart = abs(policies.from_occupancy(x) - policies.from_occupancy(mean)).sum(axis=1) / 2
-    return float(occupancy), float(apart @ mean.sum(axis=1) / mean.sum())
+def _table(combine: Callable[..., Array], tables: Sequence[SparseTable], shares: Sequence[float]) -> SparseTable:
+    """Combine tables over the same pairs."""
+    values = combine([np.append(table.values, table.elsewhere) for table in tables], shares)
+    return SparseTable(tables[0].pairs, values[:-1], float(values[-1]))
