@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,44 +86,6 @@ class SparseTable:
         return flat.reshape(n_states, n_actions)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """One level of the adaptive method.
-
-    Attributes
-    ----------
-    psi, delta : float
-        psi_K and delta_K.
-    verdict : bool or None
-        Of VERIFY; None if the level stopped before it.
-    reward : float
-        J-hat, VERIFY's estimate of the reward of the level's policy; NaN without VERIFY.
-    flow_margin, utility_margin : float
-        By how much VERIFY's two tests were passed (failed, if negative); NaN without VERIFY.
-    n_steps : int
-        Steps taken.
-    n_reference, n_descent, n_verification : int
-        Transitions that mu_hat, the descent and VERIFY read.
-    enough : bool
-        Whether VERIFY had the samples that Proposition G.1 requires.
-    result : Result
-        Result of the level.
-    """
-
-    psi: float
-    delta: float
-    verdict: bool | None
-    reward: float
-    flow_margin: float
-    utility_margin: float
-    n_steps: int
-    n_reference: int
-    n_descent: int
-    n_verification: int
-    enough: bool
-    result: Result = field(repr=False)
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """Outcome of `learn` and of `learn_adaptive`; printed, it is a table of what the log says about the policy.
@@ -164,7 +126,7 @@ class Result:
     notes : tuple of str
         Further messages, for instance that the data contradicts `slater`.
     history : tuple of Level
-        The levels of `learn_adaptive`; empty after `learn`.
+        The levels of `learn_adaptive` (`dpdl.learner.adaptive.Level`); empty after `learn`.
     initial : array, shape (S,)
         The initial distribution.
     initial_estimated : bool
@@ -194,7 +156,7 @@ class Result:
     initial: Array = field(repr=False)
     initial_estimated: bool = False
     notes: tuple[str, ...] = ()
-    history: tuple[Level, ...] = field(default=(), repr=False)
+    history: tuple[Any, ...] = field(default=(), repr=False)
     question: Question | None = field(default=None, repr=False)
     labels: Labels | None = field(default=None, repr=False)
     log: Dataset | None = field(default=None, repr=False, compare=False)

@@ -58,10 +58,13 @@ def check_history(result, parts, rng, *, psi=1.0, n_reference=None, **given):
         same_runs(level.result, alone)
         found = verify(alone, fresh, **first, eps=0.2, delta=delta)
         assert (level.psi, level.verdict, level.reward) == (settings["psi"], found.verdict, found.reward)
-        assert (level.flow_margin, level.utility_margin) == (found.flow_margin, found.utility_margin)
+        assert (level.verification.flow_margin, level.verification.utility_margin) == (
+            found.flow_margin,
+            found.utility_margin,
+        )
         counts = n_reference or len(run), len(run) - (n_reference or 0), len(fresh)
-        assert (level.n_reference, level.n_descent, level.n_verification) == counts
-        assert (level.n_steps, level.delta, level.enough) == (given["T"], delta, False)
+        assert (level.n_reference, level.n_descent, level.verification.n_samples) == counts
+        assert (level.result.n_steps, level.delta, level.verification.enough) == (given["T"], delta, False)
 
 
 def parts_of(log, n_levels, n_run, n_verification):
@@ -157,9 +160,9 @@ def test_budgets_are_the_theorems_at_every_level(mixing_time):
         else:
             n_reference = theory.async_reference_samples(at, inner, level.delta, mixing_time)
             n_steps = theory.async_descent_steps(at, inner, level.delta, mixing_time)
-        assert (level.n_reference, level.n_verification) == (n_reference, n_verification)
-        assert (level.n_descent, level.n_steps) == (n_steps, n_steps)
-        assert level.enough
+        assert (level.n_reference, level.verification.n_samples) == (n_reference, n_verification)
+        assert (level.n_descent, level.result.n_steps) == (n_steps, n_steps)
+        assert level.verification.enough
         assert level.result.settings.order == "once"
 
 
@@ -181,15 +184,6 @@ def test_a_log_of_ordinary_size_is_told_what_the_theorem_asks_for():
     # What is left without a step is the policy of the data.
     counts = np.bincount(LOG.s * 3 + LOG.a, minlength=12).reshape(4, 3)
     np.testing.assert_allclose(result.policy, counts / counts.sum(axis=1, keepdims=True), rtol=1e-12)
-
-
-def test_settings_may_vary_with_psi():
-    result = learn_adaptive(
-        LOG, **COMMON, **BUDGETS, rng=0, max_levels=3, growth=3, per_level=lambda at: {"T": int(100 * at.psi)}, T=7
-    )
-    assert [(level.psi, level.n_steps) for level in result.history] == [(1, 100), (3, 300), (9, 900)]
-    orders = [level.result.settings.order for level in result.history]
-    assert orders == ["once", "once", "replacement"]
 
 
 # ---- The exit rule ----
@@ -300,8 +294,8 @@ def test_a_callback_may_end_it(level, exception, status):
     result = learn_adaptive(LOG, **COMMON, **BUDGETS, **options, callback=stop_at(level, exception))
     assert (result.status, result.guarantee, len(result.history)) == (status, None, level)
     broken = result.history[-1]
-    assert (broken.verdict, broken.n_steps, broken.n_verification, broken.enough) == (None, 125, 0, False)
-    assert np.isnan([broken.reward, broken.flow_margin, broken.utility_margin]).all()
+    assert (broken.verdict, broken.result.n_steps, broken.verification) == (None, 125, None)
+    assert math.isnan(broken.reward)
     for one, two in zip(result.history[:-1], whole.history, strict=False):
         same_runs(one.result, two.result)
         assert (one.verdict, one.reward) == (two.verdict, two.reward)
@@ -368,8 +362,8 @@ def test_callbacks_see_the_levels_that_are_complete():
 def test_the_same_seed_gives_the_same_bits_whatever_the_chunk():
     options = {"T": 1500, "max_levels": 3, "order": "shuffle"}
     one, two = (learn_adaptive(LOG, **COMMON, **BUDGETS, **options, rng=5, chunk=chunk) for chunk in (None, 64))
-    assert [(level.reward, level.flow_margin) for level in one.history] == [
-        (level.reward, level.flow_margin) for level in two.history
+    assert [(level.reward, level.verification.flow_margin) for level in one.history] == [
+        (level.reward, level.verification.flow_margin) for level in two.history
     ]
     same_runs(one, two)
     other = learn_adaptive(LOG, **COMMON, **BUDGETS, **options, rng=6)
@@ -420,12 +414,9 @@ def test_the_proposition_is_claimed_when_every_premise_holds(faked):
 @pytest.mark.parametrize(
     ("changes", "failed"),
     [
-        ({"growth": 3}, "adaptive constants"),
         ({"exit_margin": 400}, "adaptive constants"),
         ({"eps_divisor": 10}, "adaptive constants"),
         ({"psi": 2.5}, "adaptive constants"),
-        ({"per_level": lambda _: {"delta": 0.5}}, "adaptive constants"),
-        ({"per_level": lambda at: {"psi": at.psi + 1}}, "adaptive constants"),
         ({"eps": 0.201}, "eps in range"),
         ({"reuse": True, **dict.fromkeys(BUDGETS)}, "fresh levels"),
     ],
@@ -519,25 +510,13 @@ def test_it_stops_in_time_with_a_safe_policy(seed):
         ({"n_verification": True}, TypeError, r"n_verification must be a whole number, got bool"),
         ({"n_verification": lambda _: -3}, ValueError, r"n_verification must be between 1 and \d+, got -3"),
         ({"reuse": True}, TypeError, r"n_reference says how much fresh data to read, which reuse=True does not"),
-        ({"per_level": 3}, TypeError, r"per_level must be a function, got int"),
-        ({"per_level": lambda _: None}, TypeError, r"per_level must return a mapping of settings, got NoneType"),
-        ({"per_level": lambda _: {"tau": 1}}, TypeError, r"unknown setting 'tau'"),
-        ({"per_level": lambda _: {"eps": None}}, ValueError, r"per_level must return a number as eps, got None"),
-        (
-            {"per_level": lambda _: {"mixing_time": "estimate", "order": "once"}},
-            ValueError,
-            r"per_level must return a number as mixing_time, got 'estimate'",
-        ),
         (
             {"mixing_time": "estimate", "order": "once"},
             ValueError,
             r"mixing_time cannot be estimated: the log holds independent",
         ),
         ({"max_levels": 0}, ValueError, r"max_levels must be between 1 and 1000, got 0"),
-        ({"growth": 1.0}, ValueError, r"growth must be > 1, got 1.0"),
-        ({"growth": 10.0}, ValueError, r"level 40 with growth = 10: psi must be >= 1 and <= 1e\+30, got 1"),
-        ({"growth": 1e99}, ValueError, r"level 40 with growth = 1e\+99: psi must be finite, got inf"),
-        ({"max_levels": 200}, ValueError, r"level 200 with growth = 2: psi must be >= 1 and <= 1e\+30, got 8"),
+        ({"max_levels": 200}, ValueError, r"level 200: psi must be >= 1 and <= 1e\+30, got 8"),
         ({"eps_divisor": 0}, ValueError, r"eps_divisor must be > 0, got 0.0"),
         ({"exit_margin": -1}, ValueError, r"exit_margin must be >= 0, got -1.0"),
         ({"known": ["psi"]}, ValueError, r"known must be one of 'slater', 'mixing_time', got 'psi'"),
@@ -576,10 +555,7 @@ def test_the_time_limit_is_that_of_all_levels_together():
     common = {"gamma": 0.5, "slater": 1, "eps": 0.15, "rho0": [1.0], "rng": 0, "reuse": True, "eps_divisor": 1}
     result = learn_adaptive(log, **common, T=10**12, time_limit=0.2)
     assert (result.status, len(result.history), result.history[0].verdict) == (Status.TIME_LIMIT, 1, None)
-    assert 0 < result.n_steps == result.history[0].n_steps < 10**12
-    # The first level takes no time to speak of, so the second one is where the time ends.
-    result = learn_adaptive(log, **common, per_level=lambda p: {"T": 10 if p.psi == 1 else 10**12}, time_limit=0.2)
-    assert (result.status, [level.verdict is None for level in result.history]) == (Status.TIME_LIMIT, [False, True])
+    assert 0 < result.n_steps == result.history[0].result.n_steps < 10**12
     with pytest.raises(ValueError, match=r"^time_limit must be >= 0, got -1.0$"):
         learn_adaptive(log, **common, T=10, time_limit=-1)
 
@@ -605,7 +581,9 @@ def levelled(**changes):
 
 def all_bits(result):
     """Everything numerical in a result of several levels."""
-    levels = [(level.psi, level.verdict, level.reward, level.n_steps, bits(level.result)) for level in result.history]
+    levels = [
+        (level.psi, level.verdict, level.reward, level.result.n_steps, bits(level.result)) for level in result.history
+    ]
     return bits(result), levels, result.status, result.message, result.premises
 
 
@@ -618,9 +596,9 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path, kind, stop):
     }[kind]
     log, arguments = levelled(**changes)
     whole = learn_adaptive(log, **arguments)
-    assert [level.n_steps for level in whole.history] == [3000] * 3
+    assert [level.result.n_steps for level in whole.history] == [3000] * 3
     broken_off = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=stop)
-    assert (broken_off.status, sum(level.n_steps for level in broken_off.history)) == (Status.STEP_LIMIT, stop)
+    assert (broken_off.status, sum(level.result.n_steps for level in broken_off.history)) == (Status.STEP_LIMIT, stop)
     assert all_bits(learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)) == all_bits(whole)
     # What is complete is only looked at again.
     assert all_bits(learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)) == all_bits(whole)
@@ -642,14 +620,6 @@ def test_a_checkpoint_of_levels_is_not_written_over_and_not_mistaken(tmp_path):
         learn_adaptive(log[:500], **arguments, checkpoint=path, resume=True)
     with pytest.raises(TypeError, match="resume needs checkpoint, the folder to resume from"):
         learn_adaptive(log, **arguments, resume=True)
-
-
-def test_functions_are_given_again_to_go_on(tmp_path):
-    log, arguments = levelled(per_level=lambda problem: {"T": int(1000 * problem.psi)})
-    whole = learn_adaptive(log, **arguments)
-    learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", step_limit=2500)
-    again = learn_adaptive(log, **arguments, checkpoint=tmp_path / "levels", resume=True)
-    assert all_bits(again) == all_bits(whole)
 
 
 @pytest.mark.parametrize("name", ["start", "reference", "rngg"])

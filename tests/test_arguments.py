@@ -71,7 +71,6 @@ CALLS = {
             "mixing_time": 2.0,
             "time_limit": 1.0,
             "max_levels": 1,
-            "growth": 2.0,
         },
     ),
     "replicate": (lambda **given: replicate(LOG, rho0=RHO0, **given), NUMBERS | DRIVEN_BY | {"n": 1, "resume": False}),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dpdl import Status, learn_adaptive, theory
-from dpdl.result import Level
+from dpdl.learner.adaptive import Level
 
 from .common import Known, Outcome, each, table, with_concentrability
 
@@ -114,7 +114,11 @@ def attempt(task: tuple[int, float]) -> Attempt:
     def samples(problem: theory.Problem) -> int:
         return theory.descent_steps(problem, eps, DELTA, C_O) // 2
 
-    needed = sum(4 * samples(replace(known.problem(2.0**k), slater=slater)) for k in range(most))
+    needed = 0
+    for level in range(1, most + 1):
+        problem = replace(known.problem(2.0 ** (level - 1)), slater=slater)
+        steps = theory.descent_steps(problem, eps, theory.adaptive_delta(DELTA, level), C_O)
+        needed += steps + 2 * samples(problem)
     result = learn_adaptive(
         cmdp.sample(needed, known.mu, rng=rng),
         gamma=cmdp.gamma,
@@ -126,7 +130,6 @@ def attempt(task: tuple[int, float]) -> Attempt:
         exit_margin=EXIT_MARGIN,
         n_reference=samples,
         n_verification=samples,
-        per_level=lambda problem: {"T": 2 * samples(problem)},
         max_levels=most,
         rho0=cmdp.rho0,
         rng=rng,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -28,10 +28,10 @@ from dpdl.learner.drive import OptionKeywords, Options, drive
 from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.layout import PAPER, Inputs, Layout
 from dpdl.learner.run import Run
-from dpdl.learner.verify import verify
+from dpdl.learner.verify import Verification, verify
 from dpdl.premises import Premise, combined
 from dpdl.question import pose
-from dpdl.result import Level, Result
+from dpdl.result import Result
 from dpdl.settings import ESTIMATE, SettingKeywords, Settings
 from dpdl.stopping import Status
 from dpdl.theory import Problem
@@ -39,7 +39,39 @@ from dpdl.theory import Problem
 #: A number of transitions: the theorem's (None), the same at every level, or a function of the level's problem.
 Budget = int | Callable[[Problem], int] | None
 
-BUDGETS = ("n_reference", "n_descent", "n_verification")
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One level of the adaptive method.
+
+    Attributes
+    ----------
+    psi, delta : float
+        psi_K and delta_K.
+    n_reference, n_descent : int
+        Transitions that mu_hat and the descent read.
+    result : Result
+        Of the descent.
+    verification : Verification or None
+        Of VERIFY; None if the level stopped before it.
+    """
+
+    psi: float
+    delta: float
+    n_reference: int
+    n_descent: int
+    result: Result = field(repr=False)
+    verification: Verification | None
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether VERIFY passed; None without VERIFY."""
+        return None if self.verification is None else self.verification.verdict
+
+    @property
+    def reward(self) -> float:
+        """J-hat, VERIFY's estimate of the reward of the level's policy; NaN without VERIFY."""
+        return math.nan if self.verification is None else self.verification.reward
 
 
 class AdaptiveKeywords(SettingKeywords, OptionKeywords, total=False):
@@ -60,9 +92,7 @@ def learn_adaptive(
     n_reference: Budget = None,
     n_descent: Budget = None,
     n_verification: Budget = None,
-    per_level: Callable[[Problem], Mapping[str, Any]] | None = None,
     max_levels: int = 40,
-    growth: float = 2.0,
     eps_divisor: float = theory.ADAPTIVE_EPS_DIVISOR,
     exit_margin: float = theory.EXIT_MARGIN,
     resume: bool = False,
@@ -94,12 +124,10 @@ def learn_adaptive(
     n_descent : int or function, optional
         Transitions for the descent at a level. None: as many as steps, each used once, in the log's order. If there are
         fewer than steps, they are used repeatedly, in the order given by the settings. Not with `reuse`.
-    per_level : function, optional
-        From a level's `theory.Problem` to settings that vary with psi, T for instance; they override the others.
     max_levels : int, optional
         Largest number of levels.
-    growth, eps_divisor, exit_margin : float, optional
-        The 2 of Algorithm 2, the 15 of appendix G.2 and the 500 of equation (46).
+    eps_divisor, exit_margin : float, optional
+        The 15 of appendix G.2 and the 500 of equation (46).
     known : collection of str, optional
         Which of "slater", "mixing_time" the caller vouches for.
 
@@ -125,18 +153,13 @@ def learn_adaptive(
     chosen, inputs, options = parse(
         log, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
     )
-    log = pose(log, *chosen.asked)
     schedule = _Schedule(
-        log=log,
+        log=pose(log, *chosen.asked),
         base=chosen,
         inputs=replace(inputs, start=PAPER),
         reuse=reuse,
-        n_reference=n_reference,
-        n_descent=n_descent,
-        n_verification=n_verification,
-        per_level=per_level,
+        budgets={"n_reference": n_reference, "n_descent": n_descent, "n_verification": n_verification},
         max_levels=max_levels,
-        growth=growth,
         eps_divisor=eps_divisor,
         exit_margin=exit_margin,
     )
@@ -154,7 +177,7 @@ def learn_adaptive(
             raise TypeError("resume needs checkpoint, the folder to resume from")
         try:
             status, message = _run_levels(schedule, levels, generator, options, interrupts)
-        except KeyboardInterrupt:  # between two phases; inside a phase, `_run_level` handles it
+        except KeyboardInterrupt:  # between two phases
             if not levels:
                 raise
             status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
@@ -170,30 +193,45 @@ def _run_levels(
         phases = schedule.phases(number, position)
         if isinstance(phases, str):
             return Status.OUT_OF_DATA, phases
-        previous = levels[-1] if levels else None
-        taken = sum(level.n_steps for level in levels)
+        position += phases.n_fresh
+        taken = sum(level.result.n_steps for level in levels)
         of_level = replace(
             options,
             time_limit=max(0.0, deadline - time.monotonic()),
             step_limit=None if options.step_limit is None else max(0, options.step_limit - taken),
             checkpoint=None if options.checkpoint is None else options.checkpoint / f"level-{number}",
         )
-        inputs = replace(schedule.inputs, n_reference=phases.n_reference)
-        layout, path = Layout.of(phases.log, phases.settings, inputs), of_level.checkpoint
+        layout = Layout.of(phases.log, phases.settings, replace(schedule.inputs, n_reference=phases.n_reference))
+        path = of_level.checkpoint
         is_new = path is None or not path.exists()
         run = Run.new(layout, generator) if path is None or is_new else checkpoint.load(path, phases.log, like=layout)
-        level, status, message = _run_level(schedule, phases, run, of_level, interrupts, is_new)
+        result = drive(run, of_level, interrupts, new=is_new)
         generator = np.random.Generator(run.core.sampler.bit_generator)  # the checkpoint's, if the level was resumed
-        position += phases.n_fresh
-        levels.append(level)
+        status, message, verification = result.status, result.ending, None
+        if status is Status.COMPLETED:
+            try:
+                eps, delta = phases.settings.eps, phases.settings.delta
+                verification = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)
+            except KeyboardInterrupt:
+                status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
+        levels.append(
+            Level(
+                psi=result.settings.psi,
+                delta=result.settings.delta,
+                n_reference=phases.n_reference or len(phases.log),
+                n_descent=len(phases.log) - (phases.n_reference or 0),
+                result=result,
+                verification=verification,
+            )
+        )
         if status is not Status.COMPLETED:
             return status, message
-        if previous is not None and previous.verdict and level.verdict:
-            most, gain = schedule.exit_margin * phases.eps, level.reward - previous.reward
+        if len(levels) > 1 and levels[-1].verdict and levels[-2].verdict:
+            most, gain = schedule.exit_margin * (phases.settings.eps or 0.0), levels[-1].reward - levels[-2].reward
             if gain <= most:
                 return Status.COMPLETED, (
-                    f"stopped at level {number}, psi = {level.psi:g}: VERIFY passed twice in a row and J-hat grew by "
-                    f"{gain:.3g}, at most {most:.3g}"
+                    f"stopped at level {number}, psi = {levels[-1].psi:g}: VERIFY passed twice in a row and J-hat grew "
+                    f"by {gain:.3g}, at most {most:.3g}"
                 )
     return Status.OUT_OF_LEVELS, f"{schedule.max_levels} levels were not enough; see history"
 
@@ -202,8 +240,7 @@ def _run_levels(
 class _Phases:
     """The data and the settings of one level."""
 
-    settings: Settings
-    eps: float
+    settings: Settings  # T may still be None
     n_fresh: int
     log: Dataset
     n_reference: int | None
@@ -218,12 +255,8 @@ class _Schedule:
     base: Settings
     inputs: Inputs
     reuse: bool
-    n_reference: Budget
-    n_descent: Budget
-    n_verification: Budget
-    per_level: Callable[[Problem], Mapping[str, Any]] | None
+    budgets: dict[str, Budget]
     max_levels: int
-    growth: float
     eps_divisor: float
     exit_margin: float
     mixing_time_estimated: bool = False
@@ -233,22 +266,18 @@ class _Schedule:
         for name, use in (("eps", "the accuracy that VERIFY tests for"), ("slater", "on which every level depends")):
             if getattr(self.base, name) is None:
                 raise TypeError(f"missing setting {name!r}: {use}")
-        for name in BUDGETS:
-            budget = getattr(self, name)
+        for name, budget in self.budgets.items():
             if budget is not None and self.reuse:
                 raise TypeError(f"{name} says how much fresh data to read, which reuse=True does not")
             if budget is not None and not callable(budget):
-                setattr(self, name, check.whole(name, budget, at_least=1))
-        if self.per_level is not None and not callable(self.per_level):
-            raise TypeError(f"per_level must be a function, got {type(self.per_level).__name__}")
+                check.whole(name, budget, at_least=1)
         self.max_levels = check.whole("max_levels", self.max_levels, at_least=1, at_most=1000)
-        self.growth = check.real("growth", self.growth, above=1)
         self.eps_divisor = check.real("eps_divisor", self.eps_divisor, above=0)
         self.exit_margin = check.real("exit_margin", self.exit_margin, at_least=0)
         try:  # psi grows and delta shrinks: if the last level is valid, all are
-            self.stated(self.max_levels)
+            self.settings(self.max_levels)
         except ValueError as error:
-            raise ValueError(f"level {self.max_levels} with growth = {self.growth:g}: {error}") from None
+            raise ValueError(f"level {self.max_levels}: {error}") from None
 
     def fix_mixing_time(self) -> None:
         """Estimate the mixing time once, from the whole log, if the settings ask for an estimate."""
@@ -258,30 +287,12 @@ class _Schedule:
             known = tuple(name for name in self.inputs.known if name != "mixing_time")
             self.inputs = replace(self.inputs, known=known)
 
-    def stated(self, number: int) -> Settings:
-        """Settings of a level as the paper states them: psi_K, eps, delta_K; T may be None."""
+    def settings(self, number: int) -> Settings:
+        """Settings of a level: psi_K, eps, delta_K; T may be None."""
         base = self.base
         assert base.psi is not None and base.eps is not None
-        try:
-            psi = base.psi * self.growth ** (number - 1)
-        except OverflowError:
-            psi = math.inf
         delta = theory.adaptive_delta(base.delta, number)
-        return replace(base, psi=psi, eps=base.eps / self.eps_divisor, delta=delta)
-
-    def settings(self, number: int) -> Settings:
-        """Settings of a level; T may still be None."""
-        level = self.stated(number)
-        if self.per_level is None:
-            return level
-        changes = self.per_level(self.problem(level))
-        if not isinstance(changes, Mapping):
-            raise TypeError(f"per_level must return a mapping of settings, got {type(changes).__name__}")
-        level = Settings.of(level, dict(changes))
-        for name, unfit in (("eps", None), ("mixing_time", ESTIMATE)):
-            if getattr(level, name) == unfit:
-                raise ValueError(f"per_level must return a number as {name}, got {unfit!r}")
-        return level
+        return replace(base, psi=base.psi * 2.0 ** (number - 1), eps=base.eps / self.eps_divisor, delta=delta)
 
     def problem(self, settings: Settings) -> Problem:
         return settings.problem(self.log.n_states, self.log.n_actions, self.log.n_utilities)
@@ -292,19 +303,17 @@ class _Schedule:
         assert eps is not None
         steps = settings.T or settings.required_steps(problem)
         verification = theory.verification_samples(problem, eps, settings.delta)
-        defaults = (settings.required_reference(problem), steps, verification)
-        chosen = []
-        for name, default in zip(BUDGETS, defaults, strict=True):
-            budget = getattr(self, name)
-            value = budget(problem) if callable(budget) else budget
-            chosen.append(default if value is None else check.whole(name, value, at_least=1))
+        chosen = [settings.required_reference(problem), steps, verification]
+        for k, (name, budget) in enumerate(self.budgets.items()):
+            if budget is not None:
+                chosen[k] = check.whole(name, budget(problem) if callable(budget) else budget, at_least=1)
         return chosen[0], chosen[1], chosen[2], steps
 
     def phases(self, number: int, position: int) -> _Phases | str:
         """What the level reads, beginning at `position`; if the log is too short, a message that says so."""
         settings = self.settings(number)
         if self.reuse:
-            return _Phases(settings, settings.eps or 0.0, 0, self.log, None, self.log)
+            return _Phases(settings, 0, self.log, None, self.log)
         n_reference, n_descent, n_verification, steps = self.needs(settings)
         n_run, n_left = n_reference + n_descent, len(self.log) - position
         if n_run + n_verification > n_left:
@@ -317,17 +326,14 @@ class _Schedule:
             settings = replace(settings, order="once")
         run = self.log[position : position + n_run]
         fresh = self.log[position + n_run : position + n_run + n_verification]
-        return _Phases(settings, settings.eps or 0.0, n_run + n_verification, run, n_reference, fresh)
-
-    def untouched(self, generator: np.random.Generator) -> Run:
-        """A run on the whole log before its first step."""
-        settings = self.settings(1)
-        steps = settings.T or min(self.needs(settings)[3], 2**63 - 1)
-        return Run.new(Layout.of(self.log, replace(settings, T=steps), self.inputs), generator)
+        return _Phases(settings, n_run + n_verification, run, n_reference, fresh)
 
     def nothing(self, message: str, generator: np.random.Generator) -> Result:
         """The result before the first step: the policy is that of the data."""
-        return self.untouched(generator).result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
+        settings = self.settings(1)
+        settings = replace(settings, T=min(self.needs(settings)[3], 2**63 - 1))
+        run = Run.new(Layout.of(self.log, settings, self.inputs), generator)
+        return run.result(Status.OUT_OF_DATA, f"{message}; nothing was learned")
 
     def outcome(self, levels: list[Level], status: Status, message: str) -> Result:
         """The result of the level to return, with the history, the premises and the guarantee."""
@@ -347,35 +353,33 @@ class _Schedule:
 
     def _premises(self, levels: list[Level], chosen: Level) -> tuple[Premise, ...]:
         """Premises of the levels' theorem, without psi >= C*, which this method does not need; and those of VERIFY."""
-        found = combined(level.result.premises for level in reversed(levels))  # the latest if all hold or several fail
-        found.pop("psi >= C*", None)
-        # The check of slater is restricted to policies within psi of the data: at an early level it may fail only
-        # because psi is small. Use the chosen level's.
-        found.update({premise.name: premise for premise in chosen.result.premises if premise.name == "slater valid"})
+        by_name = combined(
+            level.result.premises for level in reversed(levels)
+        )  # the latest if all hold or several fail
+        by_name.pop("psi >= C*", None)
+        # Slater's condition is about policies within psi of the data: at an early level it may fail only because psi
+        # is small. Use the chosen level's.
+        by_name.update({premise.name: premise for premise in chosen.result.premises if premise.name == "slater valid"})
         eps, limit = self.base.eps or math.nan, theory.largest_eps(self.problem(self.base))
         shared = [("eps in range", eps <= limit * (1 + 1e-9), f"eps = {eps:.6g}, at most {limit:.6g}")]
         if self.mixing_time_estimated:
             shared.append(("mixing time", False, f"t_mix <= {self.base.mixing_time:.6g}, estimated from the same data"))
-        enough = all(level.enough for level in levels)
+        enough = all(level.verification is not None and level.verification.enough for level in levels)
         fresh = "share no transition" if not self.reuse else "read the whole log"
-        independent, stated = self.log.kind == "independent", self._as_stated(levels)
+        independent, stated = self.log.kind == "independent", self._as_stated()
         shared += [
             ("samples for VERIFY", enough, "as many as asked for" if enough else "fewer than asked for"),
             ("fresh levels", not self.reuse, f"the phases of all levels {fresh}"),
             ("independent levels", independent, "Propositions G.1 and G.2 are about independent transitions"),
-            ("adaptive constants", stated, "those of the method, psi of the first level, psi, eps and delta of all"),
+            ("adaptive constants", stated, "those of the method, and psi of the first level"),
         ]
-        found.update({name: Premise(name, holds, detail) for name, holds, detail in shared})
-        return tuple(found.values())
+        by_name.update({name: Premise(name, holds, detail) for name, holds, detail in shared})
+        return tuple(by_name.values())
 
-    def _as_stated(self, levels: list[Level]) -> bool:
+    def _as_stated(self) -> bool:
         """Whether all constants are the paper's; psi <= 4 C* requires a first psi of at most 2 C*, and C* is >= 1."""
-        constants = (self.growth, self.eps_divisor, self.exit_margin)
-        if constants != (2.0, theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) or (self.base.psi or 1) > 2:
-            return False
-        levels_stated = ((level.result.settings, self.stated(k)) for k, level in enumerate(levels, 1))
-        names = ("gamma", "slater", "psi", "eps", "delta")
-        return all(getattr(used, name) == getattr(stated, name) for used, stated in levels_stated for name in names)
+        constants = (self.eps_divisor, self.exit_margin)
+        return constants == (theory.ADAPTIVE_EPS_DIVISOR, theory.EXIT_MARGIN) and (self.base.psi or 1) <= 2
 
     def _guarantee(self, psi: float) -> str:
         base = self.base
@@ -384,32 +388,3 @@ class _Schedule:
             f"probability at least {1 - base.delta:g}, psi = {psi:g} <= 4 C*, every J^u_i(policy) >= 0 and "
             "J(pi*) - J(policy) is O(C*/psi) eps, with a constant that the paper does not give."
         )
-
-
-def _run_level(
-    schedule: _Schedule, phases: _Phases, run: Run, options: Options, interrupts: Interrupts, is_new: bool
-) -> tuple[Level, Status, str]:
-    """Take the steps of a level, and verify the result."""
-    result = drive(run, options, interrupts, new=is_new)
-    status, message, found = result.status, result.ending, None
-    if status is Status.COMPLETED:
-        try:
-            eps, delta = phases.eps, phases.settings.delta
-            found = verify(result, phases.check, rho0=schedule.inputs.initial, eps=eps, delta=delta)
-        except KeyboardInterrupt:
-            status, message = Status.INTERRUPTED, Status.INTERRUPTED.value
-    level = Level(
-        psi=result.settings.psi,
-        delta=result.settings.delta,
-        verdict=None if found is None else found.verdict,
-        reward=math.nan if found is None else found.reward,
-        flow_margin=math.nan if found is None else found.flow_margin,
-        utility_margin=math.nan if found is None else found.utility_margin,
-        n_steps=result.n_steps,
-        n_reference=phases.n_reference or len(phases.log),
-        n_descent=len(phases.log) - (phases.n_reference or 0),
-        n_verification=0 if found is None else found.n_samples,
-        enough=found is not None and found.enough,
-        result=result,
-    )
-    return level, status, message
