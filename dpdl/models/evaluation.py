@@ -16,6 +16,7 @@ slowest part of the error, and with gamma close to one it is so large that the d
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -153,14 +154,16 @@ class Values(NamedTuple):
 
 
 class Evaluator:
-    """Values and occupancies of deterministic policies, one row for each state; each starts from the last one."""
+    """Values and occupancies of deterministic policies, one row for each state; each starts from the last one.
 
-    def __init__(self, rows: Rows) -> None:
+    At the `deadline`, by `time.monotonic`, values raise TimeoutError, and occupancies are what they are by then.
+    """
+
+    def __init__(self, rows: Rows, deadline: float = np.inf) -> None:
         n, m = rows.n_states, len(rows.gains)
         longest = np.maximum.reduceat(np.diff(rows.indptr), rows.first[:-1])
-        self.rows = rows
+        self.rows, self.deadline = rows, deadline
         self.policy = rows.first[:-1].copy()
-        self.n_sweeps = 0
         self._X, self._offset = np.zeros((n, m)), np.zeros(m)
         self._buffers = (np.empty(n + 1, np.int64), np.empty(longest.sum(), np.int32), np.empty(longest.sum()))
         self._width: int | None = None
@@ -198,11 +201,12 @@ class Evaluator:
                 X[:] = _factorised(system, b, X)
             else:
                 system.sweep(b, X, effort.n)
-                self.n_sweeps += effort.n
             low, high, mean, _ = system.residuals(b, X, weight, share)
             rounding = self._rounding(b / scale, X)
             if (high - low <= np.maximum(accuracy, rounding)).all() or direct or effort.spent:
                 return low - rounding, high + rounding
+            if time.monotonic() >= self.deadline:
+                raise TimeoutError("there was no time left for the values of a policy")
             excess = float(((high - low) / accuracy).max())
             if before is not None and excess > previous:
                 (X[:], offset[:], b[:]), before, shifting = before, None, False
@@ -257,12 +261,11 @@ class Evaluator:
                 p = np.maximum(_factorised(flow, b, p), 0.0)
             else:
                 flow.sweep(b, p, effort.n)
-                self.n_sweeps += effort.n
             p /= float(ends @ p[:, 0])  # the flow equations add up to sum ends p = 1
             error = float(flow.residuals(b, p, 1 / system.scale, ends)[3, 0] / rows.ends.min())
             rounding = _EPS * float(terms @ p[:, 0] / rows.ends.min())
             goal = max(accuracy, rounding)
-            if error <= goal or direct or effort.spent:
+            if error <= goal or direct or effort.spent or time.monotonic() >= self.deadline:
                 return p[:, 0], error + rounding
             direct = self._pays_to_factorise(system, effort.after(error / goal))
 

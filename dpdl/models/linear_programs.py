@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
 
 from dpdl import theory
 from dpdl._validation import Array
@@ -212,26 +211,31 @@ class Proposal(NamedTuple):
     w: Array
 
 
-def propose(program: Program, solver: Solver | None = None) -> Proposal | None:
-    """Solve by `optimum`, or by another solver such as `refined`; None if it finds no optimum."""
+def propose(program: Program, solver: Solver) -> Proposal | None:
+    """Solve by `optimum`, or by another solver such as `refined`; None if it finds no optimum.
+
+    The equations of an occupancy are its flows, each divided by its size, and sum q = 1 in place of the largest.
+    """
     cmdp, caps = program.cmdp, program.caps
     pairs = np.flatnonzero(caps)
-    scale = np.minimum(1, caps[pairs])
-    balance = _Balance.of(cmdp, pairs, scale)
-    G, size = _equilibrated(sp.hstack([program.rows[:, pairs] * scale[None], program.rows_t[:, None]]))
+    scale, others = np.minimum(1, caps[pairs]), np.arange(cmdp.n_states) != np.argmax(cmdp.rho0)
+    flow, flow_size = _equilibrated(flow_matrix(cmdp)[others][:, pairs] * scale[None])
+    rows, size = _equilibrated(sp.hstack([program.rows[:, pairs] * scale[None], program.rows_t[:, None]]))
     standard = Standard(
         cost=-np.append(program.gain[pairs] * scale, program.gain_t),
-        E=sp.csr_array(sp.hstack([balance.E, sp.csc_array((cmdp.n_states, 1))])),
-        b=balance.b,
-        G=G,
+        E=sp.csr_array(sp.hstack([sp.vstack([flow, scale[None]]), sp.csc_array((cmdp.n_states, 1))])),
+        b=np.append(inflow(cmdp)[others] / flow_size, 1.0),
+        G=rows,
         h=program.limits / size,
         upper=np.append(np.where(caps[pairs] < 1, 1.0, np.inf), program.most),
     )
-    solution = (solver or optimum)(standard)
+    solution = solver(standard)
     if solution is None:
         return None
-    q = _occupancy(solution.y[:-1], pairs, scale, caps)
-    return Proposal(q, balance.values(solution.V), np.maximum(solution.w, 0) / size)
+    q, V = np.zeros(len(caps)), np.zeros(cmdp.n_states)  # V matters up to a constant only
+    q[pairs] = scale * np.clip(solution.y[:-1], 0, None)  # solvers may violate bounds by their tolerance
+    V[others] = -solution.V[:-1] / flow_size
+    return Proposal(q, V, np.maximum(solution.w, 0) / size)
 
 
 def flow_matrix(cmdp: Model) -> sp.csc_array:
@@ -247,28 +251,6 @@ def inflow(cmdp: Model) -> Array:
     return (1 - cmdp.gamma) * cmdp.rho0
 
 
-class _Balance(NamedTuple):
-    """The equations E y = b of an occupancy q = scale y: flows, each divided by its size, and sum q = 1."""
-
-    E: sp.csr_array
-    b: Array
-    size: Array
-    others: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, cmdp: Model, pairs: NDArray[np.intp], scale: Array) -> _Balance:
-        others = np.arange(cmdp.n_states) != np.argmax(cmdp.rho0)  # that flow follows from the rest
-        flow, size = _equilibrated(flow_matrix(cmdp)[others][:, pairs] * scale[None])
-        E = sp.csr_array(sp.vstack([flow, scale[None]]))
-        return cls(E, np.append(inflow(cmdp)[others] / size, 1.0), size, others)
-
-    def values(self, multipliers: Array) -> Array:
-        """Return V, zero in the state whose flow is left out: it matters up to a constant only."""
-        V = np.zeros(len(self.others))
-        V[self.others] = -multipliers[:-1] / self.size
-        return V
-
-
 def _equilibrated(rows: Any) -> tuple[sp.csr_array, Array]:
     """Divide each row by its largest absolute entry, and return those; one for a row of zeros."""
     matrix = sp.csr_array(rows)
@@ -277,13 +259,6 @@ def _equilibrated(rows: Any) -> tuple[sp.csr_array, Array]:
     size[size == 0] = 1.0
     matrix.data = matrix.data / size[row]
     return matrix, size
-
-
-def _occupancy(y: Array, pairs: NDArray[np.intp], scale: Array, caps: Array) -> Array:
-    """Return q over all pairs, clipped to its bounds, which solvers may violate by their tolerance."""
-    q = np.zeros(len(caps))
-    q[pairs] = scale * np.clip(y, 0, None)
-    return q
 
 
 class Standard(NamedTuple):

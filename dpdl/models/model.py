@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -53,14 +53,6 @@ class Model:
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-
-    def __copy__(self) -> Self:
-        """Return the model itself, which is immutable."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        """Return the model itself, which is immutable."""
-        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("P", "r", "u", "gamma", "rho0", "ends")}

@@ -45,6 +45,8 @@ _MOST_COLUMNS = 2000
 _STABLE, _MOST_STABLE = 0.5, 0.9
 #: Rounds without a column that is new or a gap that is smaller after which rounding is taken to prevent progress.
 _PATIENCE = 10
+#: Seconds that the occupancy of the result may take after the deadline.
+_GRACE = 0.5
 #: Smaller weights of columns are rounding of HiGHS.
 _LEAST_WEIGHT = 1e-12
 
@@ -141,7 +143,7 @@ class Planner:
     ) -> None:
         self.rows, self.tol, self.deadline, self.progress = rows, tol, deadline, progress
         self.unit, self.n_utilities = 1 - rows.gamma, len(rows.gains) - 1
-        self.pricing, self.columns, self.n_iterations = Pricing(rows), list[_Column](), 0
+        self.pricing, self.columns = Pricing(rows, deadline), list[_Column]()
 
     def plan(self, kappa: Array, *, interruptible: bool = False) -> Solution:
         """Find the best policy with J^u_i >= kappa[i] for every i.
@@ -166,13 +168,13 @@ class Planner:
         """
         self._begin(kappa)
         margin, accuracy = self.margin, max(accuracy, TOLERANCE)
-        with suppress(_Stop), StatusLine(self.progress) as self.line:
+        with suppress(_Stop, TimeoutError), StatusLine(self.progress) as self.line:
             self._price(margin, margin.best.prices)
             self._generate(margin, lambda: margin.upper - margin.lower <= accuracy)
         return self._finish("limit")
 
     def _begin(self, kappa: Array) -> None:
-        self.kappa, self.room = self.unit * kappa, 0.0
+        self.kappa, self.room, self.pricing.deadline = self.unit * kappa, 0.0, self.deadline
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(_Upper(np.inf, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown))
         self.reward = _Phase(_Upper(np.inf, np.append(1.0, none), unknown), self.tol)
@@ -189,6 +191,8 @@ class Planner:
             self._generate(self.reward, self.reward.closed)
         except _Stop as stop:
             return str(stop)
+        except TimeoutError:
+            return "limit"
         return "optimal"
 
     def _feasibility_is_clear(self) -> bool:
@@ -234,10 +238,10 @@ class Planner:
             self._check_time()
             return self.unit * (high - low) <= _PART_OF_GAP * phase.goal(self.unit * high - charge)
 
-        most = self.pricing.search(prices, enough)
-        bound = self.unit * most.value - charge
+        most, V = self.pricing.search(prices, enough)
+        bound = self.unit * most - charge
         if bound < phase.upper:
-            phase.best = _Upper(bound, prices, most.V)
+            phase.best = _Upper(bound, prices, V)
         column = self._evaluated(self.pricing.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
         same = [k for k, other in enumerate(self.columns) if np.array_equal(other.policy, column.policy)]
         if same:
@@ -270,7 +274,6 @@ class Planner:
 
     def _mix(self, phase: _Phase) -> _Mixture:
         """Solve the master program of a phase; the values of the columns enter less their errors."""
-        self.n_iterations += 1
         worst = np.array([column.values - column.error for column in self.columns])
         rewards, rows, first = worst[:, 0], self.kappa[:, None] - worst[:, 1:].T, float(phase is self.margin)
         size = max(float(np.ptp(rewards)), TOLERANCE)
@@ -325,7 +328,8 @@ class Planner:
             occupancy, policy = visits.reshape(self.rows.shape), shares.reshape(self.rows.shape)
             reward, *gains = self.rows.gains @ visits
             reward, utilities = float(reward), np.array(gains)
-            safe = (self.unit * (utilities + error) - self.kappa).min(initial=np.inf) >= -TOLERANCE
+            safe = weights is self.reward.weights or self.margin.lower >= -TOLERANCE  # by the values of its columns
+            safe &= bool((self.unit * (utilities + error) - self.kappa).min(initial=np.inf) >= -TOLERANCE)
             lower = reward - error if safe else -np.inf
             earned, most = self.unit * lower, self.reward.upper
             if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
@@ -343,14 +347,12 @@ class Planner:
             V=proof.V if known else np.full(self.rows.n_states, np.nan),
             slater=self._slater(),
             n_columns=len(self.columns),
-            n_iterations=self.n_iterations,
-            n_passes=self.pricing.n_passes,
-            n_sweeps=self.pricing.n_sweeps,
         )
 
     def _mixed(self, weights: Array) -> tuple[Array, Array, float]:
         """The occupancy of a mixture of columns, the policy that it induces, and a bound of its error, by row."""
         state, flat, error = self.rows.state, np.zeros(len(self.rows.ends)), 0.0
+        self.pricing.deadline = max(self.deadline, time.monotonic() + _GRACE)
         for k in np.flatnonzero(weights):
             visits, off = self.pricing.occupancy(self.columns[k].policy, 0.01 * TOLERANCE / self.unit)
             flat[self.columns[k].policy] += weights[k] * visits

@@ -9,7 +9,6 @@ error is a fraction of what the pass found (Puterman and Shin 1978; `dpdl.models
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,64 +23,36 @@ _SLOW = 0.5
 _MOST_IMPROVEMENTS = 1000
 
 
-class Upper(NamedTuple):
-    """An upper bound of the best value, and a V that proves it."""
-
-    value: float
-    V: Array
-
-
 class Pricing(Evaluator):
     """Searches for best policies, each starting from the last one."""
 
-    n_passes = 0
-
-    def search(self, weights: Array, enough: Callable[[float, float], bool]) -> Upper:
+    def search(self, weights: Array, enough: Callable[[float, float], bool]) -> tuple[float, Array]:
         """Improve the policy for these weights until enough(lower, upper) holds for the bounds of its value.
 
-        It ends without that if rounding prevents it.
+        It ends without that if rounding prevents it. Returns the upper bound, and a V that proves it.
         """
         rows = self.rows
+        table = rows.indptr, rows.indices, rows.data, rows.first
         offset = np.array([self._offset @ weights])
         gain = weights @ rows.gains
         centred = gain - offset * rows.ends
         X = np.ascontiguousarray((self._X @ weights)[:, None])
         best = np.empty(rows.n_states)
-        least, width = Upper(np.inf, best), np.inf
+        least, proof, width = np.inf, best, np.inf
         for _ in range(_MOST_IMPROVEMENTS):
-            self.n_passes += 1
-            _, low, high = _planning.improve(
-                rows.indptr,
-                rows.indices,
-                rows.data,
-                rows.first,
-                centred,
-                rows.ends,
-                rows.gamma,
-                X[:, 0],
-                best,
-                self.policy,
-            )
+            _, low, high = _planning.improve(*table, centred, rows.ends, rows.gamma, X[:, 0], best, self.policy)
             at_start = float(rows.rho0 @ X[:, 0] + offset[0])
             rounding = float(self._rounding(centred, X)[0])
             upper = at_start + high + rounding
-            if upper < least.value:
-                least = Upper(upper, X[:, 0] + (offset[0] + high + rounding))
+            if upper < least:
+                least, proof = upper, X[:, 0] + (offset[0] + high + rounding)
             previous, width = width, high - low
-            if enough(at_start + low - rounding, least.value) or width <= 4 * rounding:
+            if enough(at_start + low - rounding, least) or width <= 4 * rounding:
                 break
             X[:, 0] = best
             if width > _SLOW * previous:
-                self._pass_on(centred, X[:, 0])
+                for backward in (False, True):
+                    _planning.improve_in_place(*table, centred, rows.gamma, X[:, 0], self.policy, backward)
             self._settle(gain[self.policy][:, None], X, offset, np.array([_INEXACT * width]))
             centred = gain - offset * rows.ends
-        return least
-
-    def _pass_on(self, reward: Array, V: Array) -> None:
-        """Improve V and the policy in place, in both directions."""
-        rows = self.rows
-        for backward in (False, True):
-            self.n_passes += 1
-            _planning.improve_in_place(
-                rows.indptr, rows.indices, rows.data, rows.first, reward, rows.gamma, V, self.policy, backward
-            )
+        return least, proof

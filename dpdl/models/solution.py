@@ -65,9 +65,8 @@ class Solution:
     slater : tuple of float
         Lower and upper bound of the Slater constant, as far as phase one of the planner went; infinite if it was not
         needed.
-    n_columns, n_iterations, n_passes, n_sweeps : int
-        Work of the planner: policies found, master programs solved, passes over all pairs, sweeps over the pairs of one
-        policy. Zero for a linear program.
+    n_columns : int
+        Policies that the planner found; zero for a linear program.
     """
 
     status: str
@@ -81,9 +80,6 @@ class Solution:
     V: Array = field(repr=False)
     slater: tuple[float, float] = (-np.inf, np.inf)
     n_columns: int = 0
-    n_iterations: int = 0
-    n_passes: int = 0
-    n_sweeps: int = 0
 
     @property
     def gap(self) -> float:
