@@ -259,14 +259,15 @@ class Policy(NDArrayOperatorsMixin, Saved):
                     f"{log.n_actions}"
                 )
             return self
+        rows = [self.labels.state(state) for state in log.labels.states]
+        places = {label: k for k, label in enumerate(log.labels.actions)}
         table = np.zeros((log.n_states, log.n_actions))
-        columns = {label: k for k, label in enumerate(log.labels.actions)}
-        for row, state in enumerate(log.labels.states):
-            for action, share in zip(self.labels.actions, self[self.labels.state(state)], strict=True):
-                if share > 0 and action not in columns:
-                    raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
-                if share > 0:
-                    table[row, columns[action]] = share
+        for action, shares in zip(self.labels.actions, self.probabilities[rows].T, strict=True):
+            if action in places:
+                table[:, places[action]] = shares
+            elif shares.any():
+                state = log.labels.states[int(np.argmax(shares > 0))]
+                raise ValueError(f"in state {state!r} the policy takes {action!r}, which the log never shows")
         return Policy(table, log.labels, self.question)
 
     def compare(self, other: ArrayLike) -> Comparison:
@@ -354,17 +355,15 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Return a table, the most probable action first."""
-        columns = [["action", *map(repr, self.actions)], ["probability", *(f"{p:.3g}" for p in self.probabilities)]]
+        columns = {"action": map(repr, self.actions), "probability": (f"{p:.3g}" for p in self.probabilities)}
         if self.counts is not None:
-            columns.append(["seen", *(f"{n:,}" for n in self.counts)])
+            columns["seen"] = (f"{n:,}" for n in self.counts)
         changes = {} if self.advantages is None else {"reward" if self.costs else "advantage": self.advantages}
         for name, values in (changes | self.costs).items():
-            columns.append([name, *("not known" if np.isnan(x) else f"{x:+.3g}" for x in values + 0.0)])
-        widths = [max(map(len, column)) for column in columns]
-        order = [0, *(np.argsort(-self.probabilities, kind="stable") + 1)]
-        lines = [
-            "  ".join(column[k].rjust(width) for column, width in zip(columns, widths, strict=True)) for k in order
-        ]
+            columns[name] = ("not known" if np.isnan(x) else f"{x:+.3g}" for x in values + 0.0)
+        rows = list(zip(*columns.values(), strict=True))
+        order = np.argsort(-self.probabilities, kind="stable")
+        lines = text.aligned(tuple(columns), [rows[k] for k in order])
         return "\n".join([f"state {self.state!r}", *(f"  {line}" for line in lines)])
 
 

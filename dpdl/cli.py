@@ -27,13 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 OK, ERROR, INFEASIBLE, NOT_ENOUGH_DATA, MISFIT, STOPPED, INTERRUPTED = 0, 1, 3, 4, 5, 6, 130
-CODES = {
-    "CERTIFIED": OK,
-    "INFEASIBLE": INFEASIBLE,
-    "NOT_ENOUGH_DATA": NOT_ENOUGH_DATA,
-    "MISFIT": MISFIT,
-    "STOPPED": STOPPED,
-}
+CODES = dict(CERTIFIED=OK, INFEASIBLE=INFEASIBLE, NOT_ENOUGH_DATA=NOT_ENOUGH_DATA, MISFIT=MISFIT, STOPPED=STOPPED)
 POLICY, ANSWER, REPORT, RESULT, PICTURE = "policy.json", "answer.json", "report.html", "result.json", "convergence.png"
 
 EXIT_CODES = """\
@@ -59,51 +53,21 @@ COLUMNS = "--state ward --action drug --reward gain --episode patient --time day
 QUESTION = '--gamma 0.95 --limits "side effects=1.5" "icu days=0.8" --limit-on total'
 
 EXAMPLES = {
-    "dpdl": f"""\
-examples:
-  dpdl demo                        writes clinic.csv, and does all of this with it
-  dpdl inspect clinic.csv
-  dpdl solve clinic.csv {COLUMNS} \\
-      {QUESTION} -o answer
-""",
-    "inspect": f"""\
-examples:
-  dpdl inspect clinic.csv          the columns: kinds, values, what is missing
-  dpdl inspect clinic.csv {COLUMNS}
-                                   states, actions, episodes, how often each pair was logged
-  dpdl inspect log --json
-""",
-    "check": f"""\
-examples:
-  dpdl check clinic.csv {COLUMNS} --gamma 0.95
-""",
-    "solve": f"""\
-examples:
-  dpdl solve clinic.csv {COLUMNS} \\
-      {QUESTION} --delta 0.05 -o answer
-  dpdl solve log --gamma 0.99 -o answer --json
-""",
-    "certify": f"""\
-examples:
-  dpdl certify answer/policy.json fresh.csv \\
-      {COLUMNS} \\
-      {QUESTION}
-""",
-    "frontier": f"""\
-examples:
-  dpdl frontier clinic.csv {COLUMNS} \\
-      {QUESTION} --constraint "side effects" --values 1 1.5 2
-""",
-    "learn": f"""\
-examples:
-  dpdl learn clinic.csv {COLUMNS} \\
-      {QUESTION} --seed 0 -o run
-  dpdl learn log --gamma 0.9 --psi 4 --slater 0.2 --T 1e8 --checkpoint run.ckpt -o run
-""",
-    "resume": """\
-examples:
-  dpdl resume run.ckpt log -o run
-""",
+    "dpdl": [
+        "demo                        writes clinic.csv, and does all of this with it",
+        "inspect clinic.csv",
+        f"solve clinic.csv {COLUMNS} \\\n      {QUESTION} -o answer",
+    ],
+    "inspect": ["inspect clinic.csv", f"inspect clinic.csv {COLUMNS}"],
+    "check": [f"check clinic.csv {COLUMNS} --gamma 0.95"],
+    "solve": [f"solve clinic.csv {COLUMNS} \\\n      {QUESTION} --delta 0.05 -o answer"],
+    "certify": [f"certify answer/policy.json fresh.csv \\\n      {COLUMNS} \\\n      {QUESTION}"],
+    "frontier": [f'frontier clinic.csv {COLUMNS} \\\n      {QUESTION} --constraint "side effects" --values 1 1.5 2'],
+    "learn": [
+        f"learn clinic.csv {COLUMNS} \\\n      {QUESTION} --seed 0 -o run",
+        "learn log --gamma 0.9 --psi 4 --slater 0.2 --T 1e8 --checkpoint run.ckpt -o run",
+    ],
+    "resume": ["resume run.ckpt log -o run"],
 }
 
 
@@ -176,14 +140,16 @@ def demo(options: Any) -> int:
     """Write a clinic's log, find a certified policy, and compare it with the truth."""
     from dpdl.demo import draw_demo, run_demo
 
-    found = run_demo(options.patients, options.logs, options.seed, say=_print)
-    if options.picture and _draw(lambda _: draw_demo(found, options.picture)):
+    shown = run_demo(options.patients, options.logs, options.seed, say=_print)
+    if options.picture and _draw(lambda _: draw_demo(shown, options.picture)):
         _print(f"picture:     {options.picture}")
     return OK
 
 
 def inspect(options: Any) -> int:
     """Show the columns of a table, or the log that its columns make."""
+    import numpy as np
+
     from dpdl._text import aligned
     from dpdl.data.sources import kind_of
     from dpdl.safety.coverage import coverage
@@ -191,80 +157,67 @@ def inspect(options: Any) -> int:
     if options.state is None and kind_of(options.log) == "table":
         return _inspect_columns(options)
     log = _read(options)
-    episodes = None if log.initial_counts is None else int(log.initial_counts.sum())
-    signals = {"reward": log.r, **(log.costs if log.cost_names is not None else {})}
-    if log.cost_names is None:
-        signals |= {f"utility {i}": u for i, u in enumerate(log.u.T)}
-    weights = 1 if log.repeats is None else log.repeats
-    per_row = {
-        name: (float(x.min()), float((x * weights).sum() / len(log)), float(x.max())) for name, x in signals.items()
-    }
-    facts = {
-        "transitions": len(log),
-        "states": log.n_states,
-        "actions": log.n_actions,
-        "episodes": episodes,
-        "ended": log.n_ended,
-        "per row": per_row,
-    }
+    columns = {f"utility {i}": u for i, u in enumerate(log.u.T)} if log.cost_names is None else log.costs
+    weights = np.broadcast_to(1 if log.repeats is None else log.repeats, log.r.shape)
+    columns = {"reward": log.r, **columns}
+    per_row = {name: (x.min(), np.average(x, weights=weights), x.max()) for name, x in columns.items()}
     lines = [f"{options.log}: {len(log):,} transitions, {log.n_states:,} states, {log.n_actions:,} actions"]
-    if episodes is None:
+    episodes = None
+    if log.initial_counts is None:
         lines.append(f"independent transitions, {log.n_ended:,} of which end their episode; first states are not known")
     else:
+        episodes = int(log.initial_counts.sum())
         left = episodes - log.n_ended
         lines.append(f"{episodes:,} episodes: {log.n_ended:,} ended, of {left:,} only the record stops")
     rows = [(name, *(f"{value:.4g}" for value in values)) for name, values in per_row.items()]
-    covered = coverage(log)
-    lines += ["", *aligned(("per row", "least", "mean", "largest"), rows), "", repr(covered)]
+    shown = coverage(log)
+    lines += ["", *aligned(("per row", "least", "mean", "largest"), rows), "", repr(shown)]
     lines += [f"note: {note}" for note in log.notes]
-    return _show(options, {**facts, "coverage": covered, "notes": log.notes}, "\n".join(lines))
+    facts = {"transitions": len(log), "states": log.n_states, "actions": log.n_actions, "episodes": episodes}
+    facts |= {"ended": log.n_ended, "per row": per_row, "coverage": shown, "notes": log.notes}
+    return _show(options, facts, "\n".join(lines))
 
 
 def _inspect_columns(options: Any) -> int:
     from dpdl._text import aligned
-    from dpdl.data.columns import column_names, load
+    from dpdl.data.columns import connect, create_source
 
-    names = [name for name in column_names(options.log) if isinstance(name, str)]
-    columns = {name: _described(column) for name, column in load(options.log, dict.fromkeys(names, "column")).items()}
-    n = next(iter(columns.values()))["rows"] if columns else 0
-    rows = [
-        (name, facts["kind"], f"{facts['distinct']:,}", f"{facts['missing']:,}", facts["shown"])
-        for name, facts in columns.items()
-    ]
-    text = [f"{options.log}: {n:,} rows, {len(names)} columns", ""]
+    con = connect()
+    columns = {name: _described(con, name) for name, _ in create_source(con, options.log)}
+    n = con.execute("SELECT count(*) FROM source").fetchone()[0]
+    rows = [(name, row[0], f"{row[1]:,}", f"{row[2]:,}", row[3]) for name, row in columns.items()]
+    text = [f"{options.log}: {n:,} rows, {len(columns)} columns", ""]
     text += aligned(("column", "kind", "distinct", "missing", "values"), rows)
     text += ["", "Say which column is what to see the log that they make:"]
     text += [f"  dpdl inspect {shlex.quote(options.log)} --state COLUMN --action COLUMN --reward COLUMN \\"]
     text += ["      --episode COLUMN --terminated COLUMN    (or --next-state COLUMN)"]
-    return _show(options, {"rows": n, "columns": columns}, "\n".join(text))
+    names = ("kind", "distinct", "missing", "values")
+    facts = {name: dict(zip(names, row, strict=True)) for name, row in columns.items()}
+    return _show(options, {"rows": n, "columns": facts}, "\n".join(text))
 
 
-def _described(column: Any) -> dict[str, Any]:
-    import numpy as np
-
-    kinds = {"b": "true or false", "i": "whole number", "u": "whole number", "f": "number", "M": "date"}
-    values = column.values[~column.missing]
-    if column.labels is not None:
-        values = np.array([*column.labels, None], dtype=object)[values]
-    kind = kinds.get(values.dtype.kind, "text")
-    if kind == "number" and all(value.is_integer() for value in values.tolist()):
-        kind, values = "whole number", values.astype("int64")
-    distinct = sorted(set(values.tolist()), key=str) if kind == "text" else sorted(set(values.tolist()))
-    if kind == "text" or len(distinct) <= 5:
-        shown = ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
-    else:
-        shown = f"{values.min()} to {values.max()}"
-    facts = {"kind": kind, "distinct": len(distinct), "missing": int(column.missing.sum()), "shown": shown[:60]}
-    return {"rows": len(column.values), **facts}
+def _described(con: Any, name: str) -> tuple[str, int, int, str]:
+    """Kind of a column, how many values are distinct and missing, and their range or some of them."""
+    value = '"' + name.replace('"', '""') + '"'
+    number = f"TRY_CAST({value} AS DOUBLE)"
+    counts = f"count(*) - count({value}), count({value}), count({number}), count(DISTINCT {value})"
+    query = f"SELECT {counts}, min({number}), max({number}) FROM source"
+    missing, present, numbers, distinct, low, high = con.execute(query).fetchone()
+    kind = "number" if 0 < present == numbers else "text"
+    if kind == "number" and distinct > 5:
+        return kind, distinct, missing, f"{low:g} to {high:g}"
+    query = f"SELECT DISTINCT {value}::VARCHAR AS label FROM source WHERE label IS NOT NULL ORDER BY label LIMIT 5"
+    labels = [label for (label,) in con.execute(query).fetchall()]
+    return kind, distinct, missing, (", ".join(labels) + (", ..." if distinct > 5 else ""))[:60]
 
 
 def check(options: Any) -> int:
     """Test whether the log comes from one decision process with its states."""
     from dpdl.safety.fit import check_model
 
-    found = check_model(_read(options), gamma=options.gamma)
-    _show(options, found.to_json(), repr(found))
-    return MISFIT if found.rejected else OK
+    fit = check_model(_read(options), gamma=options.gamma)
+    _show(options, fit.to_json(), repr(fit))
+    return MISFIT if fit.rejected else OK
 
 
 def solve(options: Any) -> int:
@@ -290,8 +243,7 @@ def solve(options: Any) -> int:
             write_report(answer, folder / REPORT, log=log, source=str(options.log), command=options.command)
             if answer.policy is not None:
                 answer.policy.save(folder / POLICY)
-    shown = ("status", "message", "certificate", "coverage", "candidates", "needed", "notes", "settings")
-    content = {name: getattr(answer, name) for name in shown}
+    content = {name: value for name, value in answer.to_json().items() if name != "policy"}
     _show(options, content, repr(answer), () if answer.policy is not None else (POLICY,))
     return INTERRUPTED if interrupted else CODES[answer.status.name]
 
@@ -306,7 +258,7 @@ def certify(options: Any) -> int:
     certificate = certify(policy.aligned_with(log), log, **_question(options, log), **_confidence(options))
     text = f"{options.policy}: {'certified' if certificate.holds else 'NOT certified'} on {options.log}"
     status = "CERTIFIED" if certificate.holds else "MISFIT" if certificate.misfit else "NOT_ENOUGH_DATA"
-    _show(options, {"status": status, "certificate": certificate}, f"{text}\n\n{certificate!r}")
+    _show(options, {"status": status, "certificate": certificate.to_json()}, f"{text}\n\n{certificate!r}")
     return CODES[status]
 
 
@@ -315,14 +267,14 @@ def frontier(options: Any) -> int:
     from dpdl.safety.frontier import frontier
 
     log = _read(options)
-    found = frontier(
+    points = frontier(
         log,
         **_question(options, log),
         constraint=0 if options.constraint is None else options.constraint,
         values=options.values,
         **_confidence(options, accept_misfit=False),
     )
-    return _show(options, {"name": found.name, "points": [p._asdict() for p in found.points]}, repr(found))
+    return _show(options, points.to_json(), repr(points))
 
 
 def learn(options: Any) -> int:
@@ -474,27 +426,23 @@ def _check_storable(log: Any, folder: Path | None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: enumerations by name, data classes as objects, not finite numbers as null.
+    """Return a value as JSON can hold it: enumerations by name, data classes as objects, numbers not finite as null.
 
     Examples
     --------
     >>> plain({"share": 0.5, "bound": float("inf"), "pairs": (1, 2)})
     {'share': 0.5, 'bound': None, 'pairs': [1, 2]}
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [field.name for field in dataclasses.fields(value) if field.repr and not field.name.startswith("_")]
-        return {name: plain(getattr(value, name)) for name in shown}
-    if isinstance(value, enum.Enum):
-        return value.name
-    if hasattr(value, "tolist"):  # of NumPy
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): plain(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+    def other(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value) if field.repr and not field.name.startswith("_")]
+            return {name: getattr(value, name) for name in names}
+        if isinstance(value, enum.Enum):
+            return value.name
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
+    return json.loads(json.dumps(value, default=other), parse_constant=lambda _: None)
 
 
 def _print(text: str) -> None:
@@ -521,7 +469,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpdl",
         description="A policy that may be deployed, from logged data: certified, or a plain no.",
-        epilog=f"{EXAMPLES['dpdl']}\n{EXIT_CODES}",
+        epilog=_epilog("dpdl"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -608,9 +556,13 @@ class _Version(argparse.Action):
 Add = Callable[..., Any]
 
 
+def _epilog(name: str) -> str:
+    return "\n  dpdl ".join(["examples:", *EXAMPLES[name]]) + f"\n\n{EXIT_CODES}"
+
+
 def _command(commands: Any, run: Callable[[Any], int], help: str, more: str = "") -> Add:
     name = run.__name__
-    epilog = f"{EXAMPLES[name]}\n{EXIT_CODES}" if name in EXAMPLES else None
+    epilog = _epilog(name) if name in EXAMPLES else None
     raw = argparse.RawDescriptionHelpFormatter
     text = f"{help[0].upper()}{help[1:]}.\n{more}"
     parser = commands.add_parser(name, help=help, description=text, epilog=epilog, formatter_class=raw)
@@ -668,25 +620,19 @@ def _add_output(add: Add, *, out: bool = True) -> None:
 # Kinds of values.
 
 
-def _count(text: str) -> int:
-    value = float(text)
-    if not 1 <= value <= 1e15 or value != int(value):
-        raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text}")
-    return int(value)
+def _number(kind: type, is_valid: Callable[[float], bool], what: str) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        value = float(text)
+        if not is_valid(value):
+            raise argparse.ArgumentTypeError(f"must be {what}, got {text}")
+        return kind(value)
 
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text}")
-    return value
-
-
-def _seed(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
     return number
+
+
+_count = _number(int, lambda x: 1 <= x <= 1e15 and x == int(x), "a positive whole number")
+_seed = _number(int, lambda x: 0 <= x <= 2**53 and x == int(x), "a whole number, at least 0")
+_seconds = _number(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
 
 
 def _picture(text: str) -> str:

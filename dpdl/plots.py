@@ -15,10 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
-INK, GREY = "#22223b", "#767676"
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
-MARKERS = "osD^vP"
+BLUE, RED, INK, GREY = "#0072b2", "#d55e00", "#22223b", "#767676"
 #: How the part of a picture looks that is beyond a limit.
 FORBIDDEN = {"facecolor": RED, "alpha": 0.12, "hatch": "//", "edgecolor": RED, "lw": 0}
 
@@ -85,42 +82,28 @@ def plot_coverage(log: Any, ax: Any = None) -> Any:
 
 
 def draw_convergence(recorder: Any, path: Target) -> None:
-    """Draw a run: reward, each constraint with its limit, multipliers and, if known, the Gap on logarithmic axes."""
+    """Draw a run: reward, the Gap on logarithmic axes if known, and each constraint with its limit and multiplier."""
     if len(recorder.rows) < 2:
         raise ValueError(f"a run of fewer than two recorded points cannot be drawn, got {len(recorder.rows)}")
-    table, constraints = recorder.to_table(), recorder.constraints
-    steps, positive = table["steps"], table["gap"] > 0
-    panels = 1 + len(constraints) + bool(constraints) + bool(positive.any())
-    rows = -(-panels // 2)
+    table = recorder.to_table()
+    steps, limits = table.pop("steps"), {figure.name: figure for figure in recorder.constraints}
+    drawn = [name for name, values in table.items() if name != "seconds" and not np.isnan(values).all()]
+    rows = -(-len(drawn) // 2)
     figure = Figure(figsize=(9.2, 2.5 * rows + 0.4), layout="constrained")
     axes = list(np.ravel(figure.subplots(rows, 2)))
-    for ax in axes[panels:]:
-        ax.set_visible(False)
-    axes[0].plot(steps, table["reward"], color=BLUE)
-    axes[0].set_ylabel("reward, discounted")
-    for ax, figure_of in zip(axes[1:], constraints, strict=False):
-        ax.plot(steps, table[figure_of.name], color=BLUE)
-        ax.set_ylabel(f"{figure_of.name},\ndiscounted {'average per step' if figure_of.is_average else 'total'}")
-        assert figure_of.limit is not None
-        _limit(ax, figure_of.limit, figure_of.is_cost)
-    if constraints:
-        ax = axes[1 + len(constraints)]
-        for i, constraint in enumerate(constraints):
-            style = {"color": SERIES[i % 6], "marker": MARKERS[i % 6], "markevery": max(1, len(steps) // 8)}
-            ax.plot(steps, table[f"multiplier of {constraint.name}"], label=constraint.name, markersize=4, **style)
-        ax.set_ylabel("multiplier (scaled units)")
-        ax.set_ylim(bottom=0)
-        ax.legend(fontsize=8, frameon=False)
-    for ax in axes[:panels]:
-        ax.set_xlabel("steps")
+    for name, ax in zip(drawn, axes, strict=False):
+        ax.plot(steps, table[name], color=BLUE)
+        ax.set(xlabel="steps", ylabel=name)
         ax.xaxis.set_major_formatter(FuncFormatter(_short))
-    if positive.any():
-        ax = axes[panels - 1]
-        ax.plot(steps[positive], table["gap"][positive], color=BLUE)
-        ax.set(xscale="log", yscale="log", ylabel="Gap of the average")
-    figure.suptitle("Estimates on the log while the run was under way", fontsize=11)
-    for ax in axes:
+        if name in limits:
+            ax.set_ylabel(f"{name},\ndiscounted {'average per step' if limits[name].is_average else 'total'}")
+            _limit(ax, limits[name].limit, limits[name].is_cost)
+        if name == "gap":
+            ax.set(xscale="log", yscale="log", ylabel="Gap of the average")
         tidy(ax)
+    for ax in axes[len(drawn) :]:
+        ax.set_visible(False)
+    figure.suptitle("Estimates on the log while the run was under way", fontsize=11)
     save(figure, path)
 
 
