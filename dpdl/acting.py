@@ -27,24 +27,20 @@ from dpdl.question import Question
 
 
 class Evidence(NamedTuple):
-    """Counts and estimated advantages of the pairs that a log visits.
+    """Counts of the pairs that a log visits, and what each changes.
 
     Attributes
     ----------
-    pairs : int64 array
-        The pairs, as s * n_actions + a, ascending.
-    counts : int64 array
-        How often each occurs.
-    advantages : array
-        The estimated advantage of each, in the caller's units of reward.
-    costs : dict of str to array
-        By how much each changes the discounted total of each cost.
+    pairs, counts : int64 arrays
+        The pairs, as s * n_actions + a, ascending, and how often each occurs.
+    changes : dict of str to array
+        By how much an action, with the policy afterwards, changes the discounted reward and each cost, in the caller's
+        units; "advantage" of a learned policy is reward and priced constraints together.
     """
 
     pairs: NDArray[np.int64]
     counts: NDArray[np.int64]
-    advantages: Array
-    costs: dict[str, Array] = {}  # noqa: RUF012  never changed
+    changes: dict[str, Array]
 
 
 class Policy(NDArrayOperatorsMixin, Saved):
@@ -77,7 +73,7 @@ class Policy(NDArrayOperatorsMixin, Saved):
       'rest'         0.25
     """
 
-    FORMAT, VERSION = "dpdl policy", 3
+    FORMAT, VERSION = "dpdl policy", 4
     probabilities: Array
     labels: Labels | None
     question: Question | None
@@ -160,18 +156,28 @@ class Policy(NDArrayOperatorsMixin, Saved):
         Labels come first: a whole number is an index only if the policy has no labels, or none that are numbers. An
         observation is a list or array of numbers.
         """
-        if self._discretizes and _is_array(state):
-            assert self.labels is not None
-            rows, many = self.labels.observed(state)
-            if many:
-                raise ValueError(f"one observation must have one dimension, got shape {np.shape(state)}")
-            return int(rows[0])
-        if self.labels is None or (
-            isinstance(state, (int, np.integer)) and kind_of(self.labels.states[0]) not in ("number", "bool")
-        ):
-            n_states = len(self.probabilities)
-            return check.whole("state", state, at_most=n_states - 1)
-        return self.labels.state(state)
+        rows, many = self._indices(state)
+        if many:
+            raise ValueError(f"state must be a single state, got {state!r:.200}")
+        return int(rows[0])
+
+    def _indices(self, state: Any) -> tuple[NDArray[np.int64], bool]:
+        """Indices of a state or of many, and whether they are many."""
+        many = isinstance(state, list) or (hasattr(state, "__array__") and np.ndim(state) > 0)
+        last, labels = len(self) - 1, self.labels
+        if labels is None:
+            given = state if many else [check.whole("state", state, at_most=last)]
+            return check.indices("state", given, len(self), dtype=np.int64), many
+        if many and labels.discretizer is not None:
+            return labels.observed(state)
+        numbered = kind_of(labels.states[0]) in ("number", "bool")
+        rows = [
+            check.whole("state", label, at_most=last)
+            if isinstance(label, (int, np.integer)) and not numbered
+            else labels.state(label)
+            for label in (state if many else [state])
+        ]
+        return np.array(rows, dtype=np.int64), many
 
     def act(self, state: Any, rng: np.random.Generator | int | None = None) -> Any:
         """Draw an action in a state, or one in each of many states; actions of probability zero are never drawn.
@@ -194,22 +200,11 @@ class Policy(NDArrayOperatorsMixin, Saved):
         >>> Policy([[1.0, 0.0], [0.0, 1.0]]).act([0, 1, 1])
         array([0, 1, 1])
         """
-        many = _is_array(state)
-        if many and self._discretizes:
-            assert self.labels is not None
-            rows, many = self.labels.observed(state)
-        elif many and self.labels is None:
-            rows = check.indices("state", state, len(self.probabilities), dtype=np.int64)
-        else:
-            rows = np.array([self.index(label) for label in state] if many else [self.index(state)], dtype=np.int64)
+        rows, many = self._indices(state)
         actions = draw(self._cumulative, rows, check.generator(rng))
         if self.labels is not None:
             actions = self._labels_of_actions[actions]
         return actions if many else actions[0].item() if isinstance(actions[0], np.generic) else actions[0]
-
-    @property
-    def _discretizes(self) -> bool:
-        return self.labels is not None and self.labels.discretizer is not None
 
     @cached_property
     def _cumulative(self) -> Array:
@@ -241,9 +236,9 @@ class Policy(NDArrayOperatorsMixin, Saved):
             table[where] = values[here]
             return table
 
-        costs = {name: spread(values) for name, values in known.costs.items()}
-        counts, advantages = spread(known.counts, 0), spread(known.advantages)
-        return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, advantages, costs)
+        changes = {name: spread(values) for name, values in known.changes.items()}
+        counts = spread(known.counts, 0)
+        return Explanation(states[row], tuple(actions), self.probabilities[row].copy(), counts, changes)
 
     def aligned_with(self, log: Dataset) -> Policy:
         """Return the policy with the states and actions of a log in the log's order, found by their labels.
@@ -287,11 +282,10 @@ class Policy(NDArrayOperatorsMixin, Saved):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file, for `from_json`; the evidence is part of it."""
-        known = None
-        if self.evidence is not None:
-            costs = {name: values.tolist() for name, values in self.evidence.costs.items()}
-            known = {name: values.tolist() for name, values in zip(Evidence._fields, self.evidence[:3], strict=False)}
-            known |= {"costs": costs}
+        known = None if self.evidence is None else self.evidence._asdict()
+        if known is not None:
+            changes = {name: values.tolist() for name, values in known["changes"].items()}
+            known = {"pairs": known["pairs"].tolist(), "counts": known["counts"].tolist(), "changes": changes}
         return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "question": None if self.question is None else self.question.to_json(),
@@ -312,19 +306,15 @@ class Policy(NDArrayOperatorsMixin, Saved):
         labels, question, known = content["labels"], content["question"], content["evidence"]
         if known is not None:
             expect_names("evidence", known, set(Evidence._fields))
-            costs = {name: np.array(values, dtype=np.float64) for name, values in known["costs"].items()}
+            changes = {name: np.array(values, dtype=np.float64) for name, values in known["changes"].items()}
             pairs, counts = (np.array(known[name], dtype=np.int64) for name in ("pairs", "counts"))
-            known = Evidence(pairs, counts, np.array(known["advantages"], dtype=np.float64), costs)
+            known = Evidence(pairs, counts, changes)
         return cls(
             content["probabilities"],
             None if labels is None else Labels.from_json(labels),
             None if question is None else Question.from_json(question),
             known,
         )
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, list) or (hasattr(value, "__array__") and np.ndim(value) > 0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,27 +329,22 @@ class Explanation:
         Probability of each action.
     counts : int64 array or None
         How often the log shows each action in this state; None if the policy did not come from a log.
-    advantages : array or None
-        By how much an action, with the policy afterwards, changes the discounted reward (of a learned policy: reward
-        and priced constraints together). NaN where the log does not show the action.
-    costs : dict of str to array
-        The same for the discounted total of each cost.
+    changes : dict of str to array
+        As in `Evidence`; NaN where the log does not show the action.
     """
 
     state: Hashable
     actions: tuple[Hashable, ...]
     probabilities: Array
     counts: NDArray[np.int64] | None = None
-    advantages: Array | None = None
-    costs: dict[str, Array] = field(default_factory=dict)
+    changes: dict[str, Array] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return a table, the most probable action first."""
         columns = {"action": map(repr, self.actions), "probability": (f"{p:.3g}" for p in self.probabilities)}
         if self.counts is not None:
             columns["seen"] = (f"{n:,}" for n in self.counts)
-        changes = {} if self.advantages is None else {"reward" if self.costs else "advantage": self.advantages}
-        for name, values in (changes | self.costs).items():
+        for name, values in self.changes.items():
             columns[name] = ("not known" if np.isnan(x) else f"{x:+.3g}" for x in values + 0.0)
         rows = list(zip(*columns.values(), strict=True))
         order = np.argsort(-self.probabilities, kind="stable")
@@ -413,32 +398,23 @@ class Comparison:
         return "\n".join(lines + shown + more)
 
 
-def evidence(
-    log: Dataset, gamma: float, V: Array, lam: Array, costs: Mapping[str, tuple[int, Array]] | None = None
-) -> Evidence:
-    """Return counts and estimated advantages r + <u, lam> + gamma V(s') - V(s) of the pairs of a log.
+def evidence(log: Dataset, gamma: float, values: Mapping[str, tuple[Callable[[Any], Array], Array]]) -> Evidence:
+    """Return counts of the pairs of a log, and the mean of gain + gamma V(s') - V(s) over the rows of each.
 
-    Averaged over its rows, in one pass with memory proportional to the pairs that it visits. `costs` are columns of the
-    records of the log in the caller's units, with their values V(s), by name.
+    In one pass for each name, with memory proportional to the pairs that the log visits. `values` has a function that
+    takes records to gains, and V, by name.
 
     Examples
     --------
     >>> log = Dataset([0, 0], [0, 0], [0, 1], [1.0, 0.0], [[0.0], [-1.0]], n_states=2, n_actions=1)
-    >>> evidence(log, 0.5, np.array([1.0, 2.0]), np.array([0.5])).advantages.tolist()
-    [0.0]
+    >>> evidence(log, 0.5, {"reward": (lambda rows: rows["r"], np.array([1.0, 2.0]))}).changes["reward"].tolist()
+    [0.25]
     """
-    scale = 1.0 if log.question is None else log.question.reward_scale
-    advantages = scale * _mean_advantages(log, gamma, V, lambda part: part["r"] + part["u"] @ lam)
-    changes = {
-        name: _mean_advantages(log.raw, gamma, values, lambda part, k=column: part["u"][:, k])
-        for name, (column, values) in (costs or {}).items()
-    }
-    return Evidence(log.pairs, log.pair_counts, advantages, changes)
-
-
-def _mean_advantages(log: Dataset, gamma: float, V: Array, gains: Callable[..., Array]) -> Array:
-    totals, following = np.zeros(len(log.table)), np.append(V, 0.0)  # -1: nothing follows
-    for part, repeats in log.parts(at_least=len(totals)):
-        gain = gains(part) + gamma * following[part["s_next"]]
-        totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
-    return totals[log.table_counts > 0] / log.pair_counts - V[log.pairs // log.n_actions]
+    changes, visited = {}, log.table_counts > 0
+    for name, (gains, V) in values.items():
+        totals, following = np.zeros(len(visited)), np.append(V, 0.0)  # -1: nothing follows
+        for part, repeats in log.parts(at_least=len(totals)):
+            gain = gains(part) + gamma * following[part["s_next"]]
+            totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
+        changes[name] = totals[visited] / log.pair_counts - V[log.pairs // log.n_actions]
+    return Evidence(log.pairs, log.pair_counts, changes)

@@ -138,11 +138,11 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
 
 def demo(options: Any) -> int:
     """Write a clinic's log, find a certified policy, and compare it with the truth."""
-    from dpdl.demo import draw_demo, run_demo
+    from dpdl.demo import PICTURE, draw_demo, run_demo
 
     shown = run_demo(options.patients, options.logs, options.seed, say=_print)
-    if options.picture and _draw(lambda _: draw_demo(shown, options.picture)):
-        _print(f"picture:     {options.picture}")
+    if _draw(lambda _: draw_demo(shown, PICTURE)):
+        _print(f"picture:     {PICTURE}")
     return OK
 
 
@@ -478,8 +478,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--patients", type=_count, default=1000, help="patients in the log (default %(default)s)")
     add("--logs", type=int, default=12, help="further logs, to see how often limits break (default %(default)s)")
     add("--seed", type=_seed, default=0, help="seed of the logs (default %(default)s)")
-    add("--picture", type=_picture, default="dpdl-demo.png", help="file to draw to (default %(default)s)")
-    add("--no-picture", dest="picture", action="store_const", const=None, help="draw nothing")
 
     add = _command(commands, inspect, "show what is in a log: rows, states, actions, episodes, coverage", LOGS)
     _add_log(add)
@@ -633,15 +631,6 @@ def _number(kind: type, is_valid: Callable[[float], bool], what: str) -> Callabl
 _count = _number(int, lambda x: 1 <= x <= 1e15 and x == int(x), "a positive whole number")
 _seed = _number(int, lambda x: 0 <= x <= 2**53 and x == int(x), "a whole number, at least 0")
 _seconds = _number(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
-
-
-def _picture(text: str) -> str:
-    path = Path(text)
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise argparse.ArgumentTypeError(f"must end in .png, .pdf or .svg, got {text}")
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
-    return text
 
 
 def _pair(text: str) -> tuple[str, float]:

@@ -27,7 +27,7 @@ from dpdl.safety.answer import Answer
 from dpdl.safety.fit import check_model
 from dpdl.safety.safe import safe_policy
 
-CSV, REPORT = "clinic.csv", "dpdl-demo.html"
+CSV, REPORT, PICTURE = "clinic.csv", "dpdl-demo.html", "dpdl-demo.png"
 OPTIMUM, CERTIFIED = "plug-in optimum", "certified policy"
 WARDS = ("admission", "ward", "high care", "intensive care", "rehabilitation")
 DRUGS = ("none", "low", "medium", "high")

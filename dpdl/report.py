@@ -11,7 +11,7 @@ import base64
 import io
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import version
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from dpdl import _text as text
 from dpdl import _validation as check
-from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import replacing_file
 from dpdl.safety.answer import Answer, AnswerStatus
-from dpdl.safety.certificate import Bound
+from dpdl.safety.certificate import HEADER, Bound
 
 #: Rows of the policy's table that are shown; the file has all.
 MOST_STATES = 60
@@ -134,19 +134,18 @@ def _asked(answer: Answer) -> str:
 def _certificate(answer: Answer) -> str:
     certificate = answer.certificate
     title = "The figures" if answer.success else "The policy that came closest, which must not be deployed"
-    bounds = (*certificate.constraints, certificate.reward, certificate.behaviour)
-    episodes = any(bound.per_episode is not None for bound in bounds)
-    rows = []
-    for bound in bounds:
-        cells = [_name(bound), _number(bound.estimate), _number(bound.error, 2), _number(bound.bound)]
-        rows.append([*cells, _verdict(bound), *([_number(bound.per_episode)] if episodes else [])])
-    head = ["discounted", "estimate", "std. error", "bound", "limit", *(["per episode"] if episodes else [])]
     picture = ""
     if certificate.constraints:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
-    text = "A limit is kept if its bound is: the bound allows for the noise of the log."
-    return f'<h2>{title}</h2>{picture}{_table(head, rows, raw=(4,))}<p class="soft">{text}</p>'
+    table = _table(HEADER, certificate.rows)
+    for verdict, style in (("kept", "kept"), ("BROKEN", "broken"), ("NOT SHOWN", "broken")):
+        table = table.replace(f"<td>{verdict}</td>", f'<td class="{style}">{verdict}</td>')
+    words = (
+        "Figures are discounted and averaged over episodes. The estimate is the best guess; the bound is as far as the "
+        "truth may reasonably be on the bad side of it, and a limit counts as kept only if the bound keeps it."
+    )
+    return f'<h2>{title}</h2>{picture}{table}<p class="soft">{words}</p>'
 
 
 def _own(answer: Answer) -> str:
@@ -155,20 +154,13 @@ def _own(answer: Answer) -> str:
     if not totals:
         return ""
     limits = {bound.name: _limit(bound) for bound in answer.certificate.constraints if not bound.is_average}
-    rows = [
-        [
-            own.name,
-            _number(own.discounted),
-            _number(own.discounted_error, 2),
-            limits.get(own.name, ""),
-            _number(own.total),
-            _number(own.total_error, 2),
-        ]
-        for own in totals
-    ]
+    rows = []
+    for own in totals:
+        discounted = text.tidy(own.discounted), text.tidy(own.discounted_error, 2), limits.get(own.name, "")
+        rows.append((own.name, *discounted, text.tidy(own.total), text.tidy(own.total_error, 2)))
     head = ["an episode of the log", "discounted", "std. error", "limit", "undiscounted", "std. error"]
-    text = f"{totals[0].episodes:,} episodes as they were logged; no model, and not this policy."
-    return f"<h2>The log by itself</h2><p>{text}</p>{_table(head, rows)}"
+    what = f"The means of the {totals[0].episodes:,} episodes as they were logged: no model, and not this policy."
+    return f"<h2>The log by itself</h2><p>{what}</p>{_table(head, rows)}"
 
 
 def _fit(answer: Answer) -> str:
@@ -179,19 +171,18 @@ def _fit(answer: Answer) -> str:
 
 
 def _coverage(answer: Answer, log: Dataset | None) -> str:
-    text = ""
+    words = ""
     if answer.needed is not None:
-        much = answer.needed.n_transitions
-        text = "<p>How much data would do cannot be told: the estimates themselves do not keep the limits.</p>"
-        if much is not None:
-            text = f"<p>About {much:,} rows of the same kind would do (an extrapolation, not a promise).</p>"
-        rows = [[state, action, f"{count:,}", f"{share:.1%}"] for state, action, count, share in answer.needed.where]
-        head = ["state", "action", "times logged", f"share of {answer.needed.binds}"]
-        text += f"<p>Rows that would help most:</p>{_table(head, rows, left=(0, 1))}" if rows else ""
-    picture = ""
+        words = "<p>How much data would do cannot be told: the estimates themselves do not keep the limits.</p>"
+        if answer.needed.n_transitions is not None:
+            much = f"{answer.needed.n_transitions:,}"
+            words = f"<p>About {much} rows of the same kind would do (an extrapolation, not a promise).</p>"
+        rows = [(state, action, f"{count:,}", f"{share:.1%}") for state, action, count, share in answer.needed.where]
+        head = ("state", "action", "times logged", f"share of {answer.needed.binds}")
+        words += f"<p>Rows that would help most:</p>{_table(head, rows)}" if rows else ""
     if log is not None:
-        picture = _picture("plot_coverage", "how often pairs of state and action were logged", (6.4, 2.6), log)
-    return f"<h2>Where data is missing</h2>{text}{_wide(answer.coverage._repr_html_())}{picture}"
+        words += _picture("plot_coverage", "how often pairs of state and action were logged", (6.4, 2.6), log)
+    return f"<h2>Where data is missing</h2>{words}{_wide(answer.coverage._repr_html_())}"
 
 
 def _policy(answer: Answer) -> str:
@@ -199,13 +190,14 @@ def _policy(answer: Answer) -> str:
     if policy is None:
         return ""
     states, actions = policy._names()
-    order = _by_visits(policy)[:MOST_STATES]
-    rows = [[str(states[k]), *(_share(share) for share in policy[k])] for k in order]
-    more = len(states) - len(order)
-    rest = (
-        f"<p>The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>" if more else ""
-    )
-    return f"<h2>The policy</h2><p>Probability of each action.</p>{_table(['state', *map(str, actions)], rows)}{rest}"
+    order = list(range(len(policy)))
+    if policy.visits is not None and len(policy) > MOST_STATES:
+        order = np.argsort(-policy.visits, kind="stable")[:MOST_STATES].tolist()
+    rows = [(str(states[k]), *("–" if p == 0 else f"{p:.3g}" for p in policy[k])) for k in order]
+    more, rest = len(states) - len(order), ""
+    if more:
+        rest = f"<p>The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>"
+    return f"<h2>The policy</h2><p>Probability of each action.</p>{_table(('state', *map(str, actions)), rows)}{rest}"
 
 
 def _caveats(answer: Answer) -> str:
@@ -240,53 +232,17 @@ def _provenance(answer: Answer, log: Dataset | None, source: str | None, command
 # Parts of sections.
 
 
-def _by_visits(policy: Policy) -> list[int]:
-    """States by how often the log shows them; in their own order if that is not known, or if all can be shown."""
-    if policy.visits is None or len(policy) <= MOST_STATES:
-        return list(range(len(policy)))
-    return np.argsort(-policy.visits, kind="stable").tolist()
-
-
-def _name(bound: Bound) -> str:
-    return bound.name if bound.limit is None else f"{bound.name}, {'a step' if bound.is_average else 'total'}"
-
-
 def _limit(bound: Bound) -> str:
     return f"{'≤' if bound.is_cost else '≥'} {bound.limit:.4g}{' a step' if bound.is_average else ''}"
-
-
-def _verdict(bound: Bound) -> str:
-    if bound.limit is None:
-        return ""
-    broken = bound.estimate > bound.limit if bound.is_cost else bound.estimate < bound.limit
-    verdict = "kept" if bound.kept else "broken" if broken else "not shown"
-    return f'{_limit(bound)} <span class="{"kept" if bound.kept else "broken"}">{verdict}</span>'
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else f"{value if abs(value) > 1e-9 else 0.0:,.{digits}g}"
-
-
-def _share(share: float) -> str:
-    return "–" if share == 0 else "1" if share == 1 else f"{share:.3f}"
 
 
 def _wide(html: str) -> str:
     return f'<div class="wide">{html}</div>'
 
 
-def _table(
-    head: Iterable[str], rows: Iterable[Sequence[str]], raw: tuple[int, ...] = (), left: tuple[int, ...] = ()
-) -> str:
-    """A table that scrolls on a narrow screen; cells in the columns `raw` are HTML already."""
-
-    def cell(k: int, text: str) -> str:
-        style = ' style="text-align:left"' if k in left else ""
-        return f"<td{style}>{text if k in raw else escape(text)}</td>"
-
-    top = "".join(f"<th>{escape(title)}</th>" for title in head)
-    body = "".join(f"<tr>{''.join(cell(k, text) for k, text in enumerate(row))}</tr>" for row in rows)
-    return _wide(f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls on a narrow screen."""
+    return _wide(text.html_table(head, rows))
 
 
 def _picture(function: str, what: str, size: tuple[float, float], *arguments: Any) -> str:

@@ -226,7 +226,12 @@ class Result:
     def _evidence(self) -> Evidence:
         """What the log says about each pair, at the averages of the duals."""
         assert self.log is not None
-        return evidence(self.log, self.settings.gamma, self.V_mean, self.lam_mean)
+        scale = 1.0 if self.log.question is None else self.log.question.reward_scale
+
+        def gains(rows: NDArray[np.void]) -> Array:
+            return scale * (rows["r"] + rows["u"] @ self.lam_mean)
+
+        return evidence(self.log, self.settings.gamma, {"advantage": (gains, scale * self.V_mean)})
 
     def gap(self, cmdp: CMDP, mu: ArrayLike) -> float:
         """Return the paper's Gap(x_mean) = j(psi) - J_kappa(x_mean) on the true model and data distribution.

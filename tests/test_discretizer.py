@@ -142,13 +142,13 @@ def test_labels_and_policies_keep_it(tmp_path):
         assert other.labels == labels
     policy.save(tmp_path / "policy.json")
     again = Policy.load(tmp_path / "policy.json")
-    assert json.loads((tmp_path / "policy.json").read_text())["version"] == 3
+    assert json.loads((tmp_path / "policy.json").read_text())["version"] == 4
     assert again.act(np.array([2.1, 1.0])) == "go"
     assert again.act([[0.0, 0.0], [2.0, 1.0]]).tolist() == ["stay", "go"]
     assert again.act(2) == "go"  # the label
     with pytest.raises(ValueError, match="there is no state 1; the closest are"):
         again.act([1.0, 3.0])  # a cell of the discretizer that the log does not have
-    with pytest.raises(ValueError, match="one observation must have one dimension"):
+    with pytest.raises(ValueError, match="state must be a single state"):
         again.index([[0.0, 0.0]])
     with pytest.raises(ValueError, match="states: 3 is not a state of the discretizer"):
         Labels([0, 3], [0], cells)

@@ -15,8 +15,9 @@ from dpdl.question import Question, pose
 
 TABLE = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.1, 0.9]])
 LABELS = Labels(["home", "ward", "icu", "exit"], ["rest", "drug", "move"])
-SEEN = Evidence(np.array([0, 1, 3, 9, 10]), np.array([5, 7, 1000, 1, 2]), np.array([-0.5, 0.25, 0.0, 1e-3, -12.5]))
-COSTLY = SEEN._replace(costs={"falls": np.array([0.5, -1.0, 0.0, 0.0, 2.0])})
+ADVANTAGES = {"advantage": np.array([-0.5, 0.25, 0.0, 1e-3, -12.5])}
+SEEN = Evidence(np.array([0, 1, 3, 9, 10]), np.array([5, 7, 1000, 1, 2]), ADVANTAGES)
+COSTLY = SEEN._replace(changes={"reward": ADVANTAGES["advantage"], "falls": np.array([0.5, -1.0, 0.0, 0.0, 2.0])})
 QUESTION = Question(0.9, ("icu", "falls"), (0.1, 0.2), "average", (0, 1), 4.0, (1.0, 2.0))
 RUN = {"gamma": 0.9, "psi": 4, "slater": 0.5, "T": 2000, "rho0": [0.25] * 4}
 
@@ -159,7 +160,7 @@ def test_explanations():
     assert (found.state, found.actions) == ("home", LABELS.actions)
     assert found.probabilities.tolist() == [0.25, 0.75, 0.0]
     assert found.counts.tolist() == [5, 7, 0]
-    np.testing.assert_array_equal(found.advantages, [-0.5, 0.25, np.nan])
+    np.testing.assert_array_equal(found.changes["advantage"], [-0.5, 0.25, np.nan])
     assert repr(found).splitlines() == [
         "state 'home'",
         "  action  probability  seen  advantage",
@@ -186,31 +187,35 @@ def test_the_evidence_is_computed_once_and_late():
     assert calls == [1]
 
 
+def lagrangian(V, lam):
+    return {"advantage": (lambda rows: rows["r"] + rows["u"] @ lam, V)}
+
+
 def test_advantages_are_those_of_the_plug_in_model():
-    """Against a plain loop over the transitions, in the user's units."""
+    """Against a plain loop over the transitions."""
     log = pose(a_log(scale=4.0), 0.9)
     V, lam, gamma = np.array([1.0, -2.0, 0.5, 3.0]), np.array([0.3, 2.0]), 0.9
-    found = evidence(log, gamma, V, lam)
-    assert found.pairs.tolist() == log.pairs.tolist()
-    assert found.counts.tolist() == log.pair_counts.tolist()
-    for pair, advantage in zip(found.pairs, found.advantages, strict=True):
+    seen = evidence(log, gamma, lagrangian(V, lam))
+    assert seen.pairs.tolist() == log.pairs.tolist()
+    assert seen.counts.tolist() == log.pair_counts.tolist()
+    for pair, advantage in zip(seen.pairs, seen.changes["advantage"], strict=True):
         rows = log.s * 2 + log.a == pair
         gains = log.r[rows] + log.u[rows] @ lam + gamma * V[log.s_next[rows]] - V[pair // 2]
-        np.testing.assert_allclose(advantage, log.question.reward_scale * gains.mean(), rtol=1e-12)
+        np.testing.assert_allclose(advantage, gains.mean(), rtol=1e-12)
     ended = np.arange(400) % 7 == 0
     log = a_log(terminated=ended)
-    falls = evidence(log, gamma, V, lam, {"falls": (1, V)}).costs["falls"]
+    falls = evidence(log, gamma, {"falls": (lambda rows: rows["u"][:, 1], V)}).changes["falls"]
     changes = log.u[:, 1] + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
     np.testing.assert_allclose(falls, np.bincount(log.pair, weights=changes) / log.pair_counts, rtol=1e-11)
     gains = log.r + log.u @ lam + gamma * np.where(ended, 0, V[log.s_next]) - V[log.s]
     means = np.bincount(log.pair, weights=gains) / log.pair_counts
-    np.testing.assert_allclose(evidence(log, gamma, V, lam).advantages, means, rtol=1e-11)
-    counted = log.counts()
-    counted = Dataset.from_counts(**counted, n_states=4, n_actions=2)
-    np.testing.assert_allclose(evidence(counted, gamma, V, lam).advantages, means, rtol=1e-11)
-    assert evidence(counted, gamma, V, lam).counts.tolist() == log.pair_counts.tolist()
+    np.testing.assert_allclose(evidence(log, gamma, lagrangian(V, lam)).changes["advantage"], means, rtol=1e-11)
+    counted = Dataset.from_counts(**log.counts(), n_states=4, n_actions=2)
+    seen = evidence(counted, gamma, lagrangian(V, lam))
+    np.testing.assert_allclose(seen.changes["advantage"], means, rtol=1e-11)
+    assert seen.counts.tolist() == log.pair_counts.tolist()
     part = log[100:150]  # shares the table of the whole log
-    assert evidence(part, gamma, V, lam).counts.sum() == 50
+    assert evidence(part, gamma, lagrangian(V, lam)).counts.sum() == 50
 
 
 def test_policies_are_compared_state_by_state():
@@ -250,8 +255,10 @@ def test_saved_and_loaded(tmp_path, whole):
     assert again.probabilities.tobytes() == policy.probabilities.tobytes()
     assert (again.labels, again.question) == (policy.labels, policy.question)
     if whole:
-        assert all((x == y).all() for x, y in zip(again.evidence[:3], COSTLY[:3], strict=True))
-        assert again.evidence.costs["falls"].tolist() == COSTLY.costs["falls"].tolist()
+        assert all((x == y).all() for x, y in zip(again.evidence[:2], COSTLY[:2], strict=True))
+        assert {name: x.tolist() for name, x in again.evidence.changes.items()} == {
+            name: x.tolist() for name, x in COSTLY.changes.items()
+        }
         assert again.act("ward") == "rest"
         assert repr(again.explain("home")) == repr(policy.explain("home"))
     else:
@@ -277,8 +284,8 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(raw[:cut])
         with pytest.raises(ValueError, match=r"policy\.json: it is not valid JSON"):
             Policy.load(path)
-    path.write_bytes(b'{"format": "dpdl policy", "version": 4}')
-    with pytest.raises(ValueError, match="its version is 4, and this dpdl reads versions 1 to 3"):
+    path.write_bytes(b'{"format": "dpdl policy", "version": 5}')
+    with pytest.raises(ValueError, match="its version is 5, and this dpdl reads versions 1 to 4"):
         Policy.load(path)
     path.write_bytes(b"[1]")
     with pytest.raises(ValueError, match="it is not a dpdl policy"):
@@ -303,11 +310,11 @@ def test_the_policy_of_a_run(tmp_path):
     result = learn(log, **RUN, rng=0)
     assert isinstance(result.policy, Policy)
     np.testing.assert_array_equal(result.policy, from_occupancy(result.x_mean))
-    wanted = evidence(log, 0.9, result.V_mean, result.lam_mean)
-    assert result.policy.evidence.advantages.tobytes() == wanted.advantages.tobytes()
+    wanted = evidence(log, 0.9, lagrangian(result.V_mean, result.lam_mean)).changes["advantage"]
+    np.testing.assert_allclose(result.policy.evidence.changes["advantage"], wanted, rtol=1e-12)
     found = result.policy.explain(3)
     assert found.counts[1] == 0
-    assert np.isnan(found.advantages[1])
+    assert np.isnan(found.changes["advantage"][1])
     assert result.question == pose(log, result.settings.gamma).question
     path = tmp_path / "run"
     learn(log, **RUN, rng=0, step_limit=1000, checkpoint=path)
@@ -338,4 +345,4 @@ def test_actions_that_the_policy_prefers_have_the_larger_advantage():
     result = learn(log, gamma=0.5, psi=2, slater=0.5, T=50_000, rho0=[1.0], rng=0)
     found = result.policy.explain(0)
     assert found.probabilities[0] > 0.9
-    np.testing.assert_allclose(found.advantages[0] - found.advantages[1], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(found.changes["advantage"][0] - found.changes["advantage"][1], 1.0, rtol=1e-12)

@@ -70,14 +70,20 @@ class Bound:
     per_episode: float | None = None
 
     @property
+    def verdict(self) -> str:
+        """ "kept", "BROKEN" if even the estimate breaks the limit, or "NOT SHOWN"; nothing without a limit."""
+        if self.limit is None or self.kept:
+            return "" if self.limit is None else "kept"
+        return "BROKEN" if (self.estimate > self.limit) == self.is_cost else "NOT SHOWN"
+
+    @property
     def row(self) -> tuple[str, ...]:
         """Cells of a table: name, estimate, error, bound, limit, verdict, per episode."""
         limit = "" if self.limit is None else f"{'<=' if self.is_cost else '>='} {self.limit:.4g}"
         limit += " a step" if self.is_average else ""
         bound = f"{'<=' if self.is_cost else '>='} {self.bound:.4g}"
-        verdict = "" if self.kept is None else "kept" if self.kept else "NOT SHOWN"
         episode = text.tidy(self.per_episode)
-        return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, verdict, episode)
+        return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, self.verdict, episode)
 
 
 HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "per episode")

@@ -192,12 +192,13 @@ class Search:
         log, gamma, whole = self.task.log, self.task.gamma, self.samples[2]
         losses = np.zeros((log.n_states, 1 + len(self.task.names)))
         losses[whole.options.known] = whole.evaluate(self._average(best.trial.policies)).V
-        V = -losses[:, 0] / log.question.reward_scale
-        columns = zip(self.task.names, log.question.columns, losses[:, 1:].T, strict=True)
-        costs = {name: (column, values) for name, column, values in columns} if self.task.is_cost else {}
+        values: dict[str, Any] = {"reward": (lambda rows: rows["r"], -losses[:, 0])}
+        for name, column, V in zip(self.task.names, log.question.columns, losses[:, 1:].T, strict=True):
+            if self.task.is_cost:
+                values[name] = (lambda rows, k=column: rows["u"][:, k], V)
 
         def seen() -> Any:
-            return evidence(log, gamma, V, np.zeros(log.n_utilities), costs)
+            return evidence(log.raw, gamma, values)
 
         kept = "this policy keeps every limit" if certificate.constraints else "there is no limit to keep"
         message = (
