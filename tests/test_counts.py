@@ -197,7 +197,7 @@ def test_what_an_engine_cannot_count_is_named():
         ({"time": None}, "rows of an engine have no order"),
         ({"reward": "profit"}, "the frame has no column 'profit'"),
         ({"discretizer": {"bins": 2}}, "a log that is counted cannot be discretised"),
-        ({"truncated": "left"}, "a log that is counted takes no truncated="),
+        ({"truncated": "stopped"}, "a log that is counted takes no truncated="),
     ):
         with pytest.raises(ValueError, match=message):
             read_log(frame.lazy(), **(ROLES | change))

@@ -5,6 +5,7 @@ import enum
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 import logs
+from dpdl import read_log
 from dpdl.data.labels import Labels
-from dpdl.data.table import read
 
 NAN = float("nan")
 Color = enum.Enum("Color", "RED BLUE")
@@ -37,6 +38,16 @@ TABLE = {
 NAMES = {"state": "ward", "action": "drug", "reward": "gain"}
 EPISODES = {**NAMES, "episode": "patient", "terminated": "died"}
 COSTS = ["icu", "falls"]
+
+
+def read(source, **arguments):
+    """The log of a table, with the rows that it is made of."""
+    log = read_log(source, **arguments)
+    names = ("s", "a", "s_next", "r", "terminated", "starts", "labels")
+    return SimpleNamespace(
+        **{name: getattr(log, name) for name in names},
+        costs=log.records["u"], names=log.cost_names, notes=log._notes, initial=log._initial,
+    )  # fmt: skip
 
 
 def table(**columns):
@@ -428,12 +439,10 @@ def test_bad_values_in_a_csv_are_found_by_row(tmp_path):
     path = text(tmp_path / "log.csv", "ward,drug,gain,end", "a,1,0.5,false", "b,0,lots,true", ",1,2,maybe", "c,,3,True")
     with pytest.raises(ValueError) as error:  # noqa: PT011
         read(path, state="ward", action="drug", reward="gain", next_state=None, terminated="end", truncated=True)
-    assert str(error.value).splitlines()[1:] == [
-        "  column 'end' (terminated): 1 not true or false, in row 2 ('maybe')",
-        "  column 'gain' (reward): 1 not a number, in row 1 ('lots')",
-        "  column 'drug' (action): 1 missing, in row 3",
-        "  column 'ward' (state): 1 missing, in row 2",
-    ]
+    assert str(error.value).partition(": column ")[2] == (
+        "'end' (terminated): 1 not true or false, in row 2 ('maybe') column 'gain' (reward): 1 not a number, in row 1 "
+        "('lots') column 'drug' (action): 1 missing, in row 3 column 'ward' (state): 1 missing, in row 2"
+    )
 
 
 def test_labels_in_a_csv_are_text(tmp_path):
@@ -504,7 +513,7 @@ def malformed():
     )
     yield case(
         "state and next state mixed",
-        r"^column 'ward' \(state\) and column 'then' \(next_state\): .*got 'b' \(text\) and 0 \(number\)$",
+        r"^column 'ward' \(state\) and column 'then' \(next_state\): .*got 'a' \(text\) and 0 \(number\)$",
         table(then=[0, 1, 0, 1, 0]),
         next_state="then",
     )
@@ -647,7 +656,6 @@ def malformed():
     yield case(
         "matrix", r"^source must be a data frame, an Arrow table, .* got ndarray$", np.ones((3, 3)), error=TypeError
     )
-    yield case("lazy", r"got LazyFrame$", pl.LazyFrame(TABLE), error=TypeError)
     twice = pd.DataFrame(TABLE)
     twice.columns = [*twice.columns[:-1], "gain"]
     yield case("a name twice", r"^the table has more than one column 'gain'$", twice)
@@ -679,7 +687,7 @@ def test_malformed(columns, arguments, kind, message):
             ValueError,
             "it cannot be read: Invalid Input Error: .*log.csv",
         ),
-        ("log.csv", ["ward,drug,gain,next"], ValueError, "^the table has no rows$"),
+        ("log.csv", ["ward,drug,gain,next"], ValueError, "log.csv: the table has no rows$"),
         ("log.csv", ["ward,drug,gain,gain,next", "a,1,0,0,a"], ValueError, "more than one column 'gain'"),
         (
             "log.csv",
@@ -687,7 +695,7 @@ def test_malformed(columns, arguments, kind, message):
             ValueError,
             "no column 'gain'.*its columns are 'ward;drug;gain;next'",
         ),
-        ("log.txt", ["ward,drug,gain,next", "a,1,0,a"], ValueError, "log.txt: a table is a .csv or .parquet file"),
+        ("log.txt", ["ward,drug,gain,next", "a,1,0,a"], ValueError, "log.txt: a log is a file that ends in .csv, "),
         ("log.parquet", ["PAR1"], ValueError, "it cannot be read: .*log.parquet"),
     ],
 )
@@ -699,7 +707,7 @@ def test_malformed_files(tmp_path, name, lines, kind, message):
 
 def test_an_empty_file_and_no_file(tmp_path):
     (tmp_path / "log.csv").write_text("")
-    with pytest.raises(ValueError, match=r"^the file is empty$"):
+    with pytest.raises(ValueError, match=r"log.csv: the file is empty$"):
         read(tmp_path / "log.csv", **EPISODES)
     with pytest.raises(FileNotFoundError, match=r"^there is no file .*none\.csv$"):
         read(tmp_path / "none.csv", **EPISODES)

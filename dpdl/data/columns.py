@@ -16,12 +16,16 @@ import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpdl.data.labels import distinct_labels, plain
 
 Mask = NDArray[np.bool_]
 
@@ -32,42 +36,45 @@ MEMORY = "2GB"
 LONGEST_ROW = 1 << 26
 #: Bytes that reading takes for every row, besides those of its columns; a table for which this is too much is refused.
 PER_ROW = 64
+#: How many rows, or values, a message lists.
+SHOWN = 5
 #: What a CSV may say for a missing value, besides nothing.
 NULLS = (
     "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL", "NaN",
     "n/a", "nan", "null",
 )  # fmt: skip
-#: Roles of columns whose values are names, and of those whose values are numbers.
-LABELS, NUMBERS = ("state", "action", "next_state", "episode"), ("reward", "costs")
-
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _REAL = ("FLOAT", "DOUBLE")
-_TRUE, _FALSE = "('true', '1', '1.0')", "('false', '0', '0.0')"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its values, where they are missing, and those that are malformed as they were written.
+    """A column with its values as its kind says: numbers, flags (1 or 0), times, or labels.
 
-    `labels` are the distinct values if `values` are positions in them.
+    Labels are positions in `labels`, or themselves if that is None. `wrong` are the rows whose values are malformed,
+    and `shown` the first of these values.
     """
 
     name: str
     role: str
     values: NDArray[Any]
     missing: Mask
+    wrong: Mask | None = None
+    shown: Sequence[Any] = ()
     labels: list[Any] | None = None
-    wrong: Mapping[int, Any] | None = None
 
     def __str__(self) -> str:
         return f"column {self.name!r} ({self.role})"
 
 
-def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
-    """The columns that `roles` names; a ValueError lists all that are not there."""
+def load(table: Any, roles: Mapping[str, tuple[str, str]]) -> dict[str, Column]:
+    """Load the columns that `roles` names, each with the argument that names it and its kind.
+
+    A kind is "number", "flag", "time" or "label". A ValueError lists all columns that are not there.
+    """
     opened = _opened(table)
     names = opened.names
-    absent = {name: role for name, role in roles.items() if name not in names}
+    absent = {name: role for name, (role, _) in roles.items() if name not in names}
     if absent:
         listed = ", ".join(f"{name!r} ({role}){_meant(name, names)}" for name, role in absent.items())
         raise ValueError(f"the table has no column {listed}; its columns are {', '.join(map(repr, names))}")
@@ -79,17 +86,6 @@ def load(table: Any, roles: dict[str, str]) -> dict[str, Column]:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns differ in length: {', '.join(f'{n} in {name}' for name, n in lengths.items())}")
     return columns
-
-
-def column_names(table: Any) -> list[Any]:
-    """Names of all columns of a table.
-
-    Examples
-    --------
-    >>> column_names({"ward": ["a"], "drug": [1]})
-    ['ward', 'drug']
-    """
-    return _opened(table).names
 
 
 def refuse_large(n_bytes: float, what: str) -> None:
@@ -167,35 +163,45 @@ def _listed(texts: Iterable[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 
 
-def typed_view(con: Any, numbers: Sequence[str], time: str | None, flag: str | bool | None, drop: bool = False) -> str:
+def typed_view(con: Any, kinds: Mapping[str, str], drop: bool) -> str:
     """The name of a view of ``source`` in which numbers, times and flags that are text have their types."""
-    columns = [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
     chosen = []
-    for name, kind in columns:
-        text = _quoted(name)
-        if kind == "VARCHAR" and name in numbers:
-            text = f"{'TRY_CAST' if drop else 'CAST'}({text} AS DOUBLE) AS {text}"
-        elif kind == "VARCHAR" and name == time:
-            wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND TRY_CAST({text} AS DOUBLE) IS NULL LIMIT 1"
-            kind_of_time = "TIMESTAMPTZ" if con.execute(wrong).fetchall() else "DOUBLE"
-            text = f"CAST({text} AS {kind_of_time}) AS {text}"
-        elif kind == "VARCHAR" and name == flag:
-            text = f"{_flag(text)} AS {text}"
-        chosen.append(text)
+    for name, sql_type, *_ in con.execute("DESCRIBE source").fetchall():
+        text, kind = _quoted(name), kinds.get(name, "label") if sql_type == "VARCHAR" else "label"
+        expression = text if kind == "label" else _expression(con, text, sql_type, kind)
+        expression = expression if drop else expression.replace("TRY_CAST", "CAST")
+        chosen.append(f"{expression} AS {text}")
     con.execute(f"CREATE OR REPLACE TEMP VIEW typed AS SELECT {', '.join(chosen)} FROM source")
     return "typed"
 
 
-def _flag(text: str) -> str:
-    lower = f"lower({text}::VARCHAR)"
-    return f"CASE WHEN {lower} IN {_TRUE} THEN 1.0 WHEN {lower} IN {_FALSE} THEN 0.0 END"
+def _expression(con: Any, text: str, sql_type: str, kind: str) -> str:
+    """A column as a number, a flag or a time: numbers as they are, instants as microseconds since 1970 in UTC."""
+    if kind == "number":
+        return _number(text, sql_type)
+    if kind == "flag":
+        lower = f"lower({text}::VARCHAR)"
+        return f"CASE WHEN {lower} IN ('true', '1', '1.0') THEN 1.0 WHEN {lower} IN ('false', '0', '0.0') THEN 0.0 END"
+    if sql_type == "VARCHAR":
+        number = f"TRY_CAST({text} AS DOUBLE)"
+        wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND {number} IS NULL LIMIT 1"
+        return f"epoch_us(TRY_CAST({text} AS TIMESTAMPTZ))" if con.execute(wrong).fetchall() else number
+    if sql_type in _WHOLE or sql_type in _REAL:
+        return text
+    if sql_type.startswith("DECIMAL") or sql_type == "HUGEINT":
+        return f"CAST({text} AS DOUBLE)"
+    return f"epoch_ns({text})" if sql_type == "TIMESTAMP_NS" else f"epoch_us({text})"
+
+
+def _number(text: str, sql_type: str) -> str:
+    if sql_type in _WHOLE or sql_type in _REAL or sql_type == "BOOLEAN":
+        return f"CAST({text} AS DOUBLE)"
+    return f"TRY_CAST({text}{'' if sql_type == 'VARCHAR' else '::VARCHAR'} AS DOUBLE)"
 
 
 def connect() -> Any:
     """A connection to a DuckDB of its own, in memory."""
-    spill = os.path.join(
-        tempfile.gettempdir(), f"dpdl-{secrets.token_hex(8)}"
-    )  # made if needed, and removed at the end
+    spill = os.path.join(tempfile.gettempdir(), f"dpdl-{secrets.token_hex(8)}")  # DuckDB makes and removes it
     con = duckdb_module().connect(config={"memory_limit": MEMORY, "temp_directory": spill, "custom_user_agent": "dpdl"})
     con.execute("SET TimeZone = 'UTC'")
     return con
@@ -251,89 +257,50 @@ class _Table:
                 self.names = _header(self.con, files[0]) if files and files[0].endswith(CSV) else []
                 self.names = self.names or [name for name, _ in create_source(self.con, source)]
 
-    def load(self, roles: dict[str, str]) -> dict[str, Column]:
-        """Read the columns that have a role."""
+    def load(self, roles: Mapping[str, tuple[str, str]]) -> dict[str, Column]:
+        """Load the columns that have a role."""
         objects = {}
         if hasattr(self.source, "dtypes") and hasattr(self.source, "iloc"):  # of pandas: objects may be of many kinds
             objects = {name: self.source[name].to_numpy() for name in roles if self.source[name].dtype == object}
         rest = [name for name in roles if name not in objects]
-        found = _Arrays(objects).load({name: roles[name] for name in objects})
+        loaded = _Arrays(objects).load({name: roles[name] for name in objects})
         if rest:
             with one_line():
-                self.types = dict(create_source(self.con, self.source, rest))
-                self.n = int(self.con.execute("SELECT count(*) FROM source").fetchall()[0][0])
-                refuse_large(self.n * (PER_ROW + 16 * len(rest)), f"a table of {self.n:,} rows")
-                found |= {name: self._column(name, roles[name]) for name in rest}
-        return {name: found[name] for name in roles}
+                types = dict(create_source(self.con, self.source, rest))
+                n = int(self.con.execute("SELECT count(*) FROM source").fetchall()[0][0])
+                refuse_large(n * (PER_ROW + 16 * len(rest)), f"a table of {n:,} rows")
+                loaded |= {name: self._column(name, *roles[name], types[name]) for name in rest}
+        return {name: loaded[name] for name in roles}
 
-    def _column(self, name: str, role: str) -> Column:
-        kind, text = self.types[name], _quoted(name)
-        if kind == "BOOLEAN" or kind in _WHOLE or kind in _REAL:
-            values, missing = self._array(text)
-            return Column(name, role, values, missing | np.isnan(values) if kind in _REAL else missing)
-        if role == "time":
-            return self._times(name, kind, text)
-        if role == "column" and kind == "VARCHAR":  # only to be shown: numbers if all of them are
-            numbers = self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
-            if not numbers.wrong:
-                whole = bool((numbers.values == np.trunc(numbers.values)).all() and (abs(numbers.values) < 2**53).all())
-                return replace(numbers, values=numbers.values.astype(np.int64)) if whole else numbers
-        if role in (*LABELS, "column"):
-            return self._labels(name, role, kind, text)
-        if kind != "VARCHAR" and not kind.startswith("DECIMAL") and kind != "HUGEINT":
-            values = np.fromiter(
-                (row[0] for row in self._query(f"SELECT {text} FROM source").fetchall()), object, self.n
-            )
-            return Column(name, role, *_of_objects(values))
-        if role in NUMBERS:
-            return self._converted(name, role, text, f"TRY_CAST({text} AS DOUBLE)")
-        return self._converted(name, role, text, _flag(text))
-
-    def _times(self, name: str, kind: str, text: str) -> Column:
-        """Times by instant: microseconds since 1970 in UTC, or numbers as they are."""
-        if kind == "VARCHAR":
-            numbers = self._converted(name, "time", text, f"TRY_CAST({text} AS DOUBLE)")
-            if not numbers.wrong:
-                return numbers
-            instant = f"epoch_us(TRY_CAST({text} AS TIMESTAMPTZ))"
-            return self._converted(name, "time", text, instant)
-        if kind.startswith("DECIMAL") or kind == "HUGEINT":
-            return self._converted(name, "time", text, f"CAST({text} AS DOUBLE)")
-        if kind == "TIMESTAMP_NS":
-            return Column(name, "time", *self._array(f"epoch_ns({text})"))
-        return Column(name, "time", *self._array(f"epoch_us({text})"))
-
-    def _labels(self, name: str, role: str, kind: str, text: str) -> Column:
-        value = f"timezone('UTC', {text})" if kind == "TIMESTAMP WITH TIME ZONE" else text
+    def _column(self, name: str, role: str, kind: str, sql_type: str) -> Column:
+        text = _quoted(name)
+        if kind != "label":
+            expression = _expression(self.con, text, sql_type, kind)
+            values, absent, missing = self._arrays(expression, text)
+            wrong, shown = absent & ~missing, []
+            if wrong.any():
+                rows = f"SELECT {text} FROM source WHERE {text} IS NOT NULL AND {expression} IS NULL LIMIT {SHOWN}"
+                shown = [row[0] for row in self.con.execute(rows).fetchall()]
+            return Column(name, role, values, missing, wrong, shown)
+        if sql_type == "BOOLEAN" or sql_type in _WHOLE or sql_type in _REAL:
+            values, _, missing = self._arrays(text, text)
+            return Column(name, role, values, missing)
+        value = f"timezone('UTC', {text})" if sql_type == "TIMESTAMP WITH TIME ZONE" else text
         there = f"FROM source WHERE {text} IS NOT NULL GROUP BY k ORDER BY k"
-        found = self._query(f"SELECT {text}::VARCHAR AS k, any_value({value}) {there}").fetchall()
-        if not found:
-            return Column(name, role, np.zeros(self.n, dtype=np.int64), np.ones(self.n, dtype=bool), [])
-        kinds = ", ".join("'" + key.replace("'", "''") + "'" for key, _ in found)
-        self.con.execute(f"CREATE OR REPLACE TYPE label AS ENUM ({kinds})")
-        codes, missing = self._array(f"enum_code({text}::VARCHAR::label)")
-        return Column(name, role, codes.astype(np.int64), missing, [_tuple(one) for _, one in found])
+        distinct = self.con.execute(f"SELECT {text}::VARCHAR AS k, any_value({value}) {there}").fetchall()
+        names = ", ".join("'" + key.replace("'", "''") + "'" for key, _ in distinct) or "''"
+        self.con.execute(f"CREATE OR REPLACE TYPE label AS ENUM ({names})")
+        values, _, missing = self._arrays(f"enum_code({text}::VARCHAR::label)::BIGINT", text)
+        return Column(name, role, values, missing, labels=[_tuple(label) for _, label in distinct])
 
-    def _converted(self, name: str, role: str, text: str, expression: str) -> Column:
-        values, absent = self._array(expression)
-        _, missing = self._array(f"CASE WHEN {text} IS NOT NULL THEN 1 END")
-        nan = values != values if values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
-        bad = absent & ~missing
-        wrong = {}
-        if bad.any():
-            rows = f"SELECT {text} FROM source WHERE {text} IS NOT NULL AND {expression} IS NULL LIMIT 5"
-            shown = [row[0] for row in self._query(rows).fetchall()]
-            wrong = dict.fromkeys(np.flatnonzero(bad).tolist())
-            wrong.update(zip(np.flatnonzero(bad)[:5].tolist(), shown, strict=True))
-        return Column(name, role, np.where(absent | nan, 0, values), missing | nan, wrong=wrong)
-
-    def _array(self, expression: str) -> tuple[NDArray[Any], Mask]:
-        (values,) = self._query(f"SELECT {expression} AS v FROM source").fetchnumpy().values()
-        missing = np.array(np.ma.getmaskarray(values))
-        return np.ma.getdata(values), missing
-
-    def _query(self, text: str) -> Any:
-        return self.con.execute(text)
+    def _arrays(self, expression: str, text: str) -> tuple[NDArray[Any], Mask, Mask]:
+        """Values of an expression, 0 where there are none, and where there are none and where the column has none."""
+        fetched = self.con.execute(f"SELECT {expression} AS v, {text} IS NULL AS m FROM source").fetchnumpy()
+        absent, missing = np.ma.getmaskarray(fetched["v"]), np.asarray(fetched["m"], dtype=bool)
+        values = np.ma.getdata(fetched["v"])
+        nan = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+        nan &= ~absent
+        return np.where(absent | nan, 0, values), absent, missing | nan
 
 
 @contextmanager
@@ -352,9 +319,37 @@ class _Arrays:
     def __init__(self, table: Mapping[Any, Any]) -> None:
         self.table, self.names = table, list(table)
 
-    def load(self, roles: dict[str, str]) -> dict[str, Column]:
-        """The columns that have a role."""
-        return {name: Column(name, role, *_of_values(name, self.table[name])) for name, role in roles.items()}
+    def load(self, roles: Mapping[str, tuple[str, str]]) -> dict[str, Column]:
+        """Load the columns that have a role."""
+        return {name: self._column(name, *roles[name]) for name in roles}
+
+    def _column(self, name: str, role: str, kind: str) -> Column:
+        values, missing = _of_values(name, self.table[name])
+        if kind == "label":
+            return Column(name, role, values, missing)
+        if kind == "time" and values.dtype.kind == "M":
+            values = values.astype(np.int64)
+        elif kind == "time" and values.dtype.kind == "O" and all(isinstance(one, date) for one in values[~missing]):
+            positions = np.zeros(len(values), dtype=np.int64)
+            positions[~missing] = distinct_labels(values[~missing]).codes
+            values = positions
+        if values.dtype.kind in "biuf":
+            values = np.where(missing, 0, values)
+            wrong = (kind == "flag") & (values != 0) & (values != 1)
+            return Column(name, role, values, missing, wrong, values[wrong][:SHOWN].tolist())
+        numbers, wrong = np.zeros(len(values)), np.zeros(len(values), dtype=bool)
+        for k in np.flatnonzero(~missing):
+            try:
+                numbers[k] = _as_number(values[k], kind)
+            except (TypeError, ValueError, OverflowError):
+                wrong[k] = True
+        return Column(name, role, numbers, missing, wrong, [plain(one) for one in values[wrong][:SHOWN]])
+
+
+def _as_number(value: Any, kind: str) -> float:
+    if kind == "time" or not isinstance(value, (Real, Decimal, np.bool_)) or (kind == "flag" and value not in (0, 1)):
+        raise TypeError
+    return float(value)
 
 
 def _tuple(value: Any) -> Any:

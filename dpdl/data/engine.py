@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpdl.data.dataset import Dataset
 from dpdl.data.labels import Coded, Labels, merged, paired
+from dpdl.data.roles import Roles
 
 #: Reward and costs can be part of the cells if they take at most this many combinations of values,
 FEW_VALUES = 64
@@ -41,28 +42,8 @@ def is_lazy_frame(source: Any) -> bool:
     return package in ("pyspark", "duckdb", "_duckdb", "ibis", "sqlframe") or (package, name) == ("polars", "LazyFrame")
 
 
-def count_frame(
-    frame: Any,
-    *,
-    state: Sequence[str],
-    action: Sequence[str],
-    reward: str,
-    costs: Sequence[str] = (),
-    next_state: Sequence[str] | None = None,
-    episode: str | None = None,
-    time: str | None = None,
-    terminated: str | bool | None = None,
-    tuples: Sequence[str] = (),
-    drop: bool = False,
-) -> Dataset:
-    """Count a lazy frame; the arguments are those of `read_log`, columns as lists.
-
-    Parameters
-    ----------
-    tuples : sequence of str
-        Which of "state" and "action" have tuples as labels.
-    drop : bool
-        Whether rows with missing or malformed values are left out.
+def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
+    """Count a lazy frame; with `drop`, rows with missing or malformed values are left out.
 
     Returns
     -------
@@ -73,6 +54,10 @@ def count_frame(
         import narwhals as nw
     except ImportError:
         raise ImportError("counting on an engine needs narwhals: pip install 'dpdl[table]'") from None
+    state, action, reward, costs = roles.state, roles.action, roles.reward, roles.costs
+    next_state, episode, time, terminated = roles.next_state, roles.episode, roles.time, roles.terminated
+    if roles.truncated not in (None, True):
+        raise ValueError("a log that is counted takes no truncated=: a record stops where its episode does not end")
     in_order = episode is not None and time is not None
     if next_state is None and (not in_order or terminated is None):
         raise ValueError(
@@ -154,7 +139,7 @@ def count_frame(
     means = [_numbers(cells, name if few else f"{_MEAN}{k}") * scales[k] for k, name in enumerate(values)]
     stds = [None if few else _numbers(cells, f"{_STD}{k}") * scale for k, scale in enumerate(scales)]
     columns = dict(zip(values, zip(means, stds, strict=True), strict=True))
-    return _log(cells, state, action, following, columns, reward, costs, tuples, notes, episodes=time is not None)
+    return _log(cells, roles, following, columns, notes)
 
 
 def _row(rows: Any) -> dict[str, Any]:
@@ -196,21 +181,15 @@ def _notes(bad: dict[tuple[str, str], int], drop: bool, placing: tuple[str | Non
 
 def _log(
     cells: Any,
-    state: Sequence[str],
-    action: Sequence[str],
+    roles: Roles,
     following: Sequence[str],
     columns: dict[str, tuple[NDArray[np.float64], NDArray[np.float64] | None]],
-    reward: str,
-    costs: Sequence[str],
-    tuples: Sequence[str],
     notes: list[str],
-    *,
-    episodes: bool,
 ) -> Dataset:
     """Make a log of the cells; those that cannot be used, or whose next state is not known, show first states alone."""
     ended, bad, first, count = (_whole(cells, name) for name in (_END, _BAD, _FIRST, _COUNT))
-    now, after = (_coded(cells, names, "state" in tuples) for names in (state, following))
-    done = _coded(cells, action, "action" in tuples)
+    now, after = (_coded(cells, names, "state" in roles.tuples) for names in (roles.state, following))
+    done, reward = _coded(cells, roles.action, "action" in roles.tuples), roles.reward
     known, usable = (ended > 0) | (after.codes >= 0), bad == 0
     kept = known & usable
     if not kept.any():
@@ -222,7 +201,7 @@ def _log(
     used = np.unique(np.concatenate([s[kept], s_next[kept & (ended == 0)]]))
     used_actions, a = np.unique(done.codes[kept], return_inverse=True)
     initial = None
-    if episodes:
+    if roles.time is not None:
         shown = np.isin(s, used)
         initial = np.bincount(np.searchsorted(used, s[shown]), first[shown], len(used)).astype(np.int64)
     with_stds = columns[reward][1] is not None
@@ -232,9 +211,9 @@ def _log(
         np.searchsorted(used, np.where(ended, used[0], s_next)[kept]),
         count[kept],
         columns[reward][0][kept],
-        costs={name: columns[name][0][kept] for name in costs},
+        costs={name: columns[name][0][kept] for name in roles.costs},
         r_std=columns[reward][1][kept] if with_stds else None,  # type: ignore[index]
-        cost_stds={name: columns[name][1][kept] for name in costs} if with_stds else None,  # type: ignore[index]
+        cost_stds={name: columns[name][1][kept] for name in roles.costs} if with_stds else None,  # type: ignore[index]
         terminated=ended[kept] > 0 if ended.any() else None,
         initial=initial if initial is not None and initial.any() else None,
         n_states=len(used),

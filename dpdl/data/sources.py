@@ -38,10 +38,11 @@ from numpy.typing import NDArray
 
 from dpdl import _validation as check
 from dpdl.data import engine
-from dpdl.data import table as tables
 from dpdl.data.columns import CSV, PARQUET, connect, create_source, files_of, one_line, refuse_large, typed_view
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
+from dpdl.data.roles import Roles
+from dpdl.data.table import read_rows
 
 Fields = dict[str, NDArray[Any]]
 
@@ -148,23 +149,26 @@ def read_log(
         "terminated": terminated,
         "truncated": truncated,
     }
-    others: dict[str, Any] = {"costs": costs, "discretizer": discretizer}
     lazy, kind = engine.is_lazy_frame(source), kind_of(source)
+    drop = check.choice("missing", missing, ("error", "drop")) == "drop"
     with _naming(source):
         if kind == "dpdl":
+            others = {"costs": costs, "discretizer": discretizer}
             given = [name for name, value in (names | others).items() if value is not None]
             if given:
                 raise ValueError(f"a folder of dpdl has its columns, so that {given[0]}= cannot be given")
             return Dataset.open(source)
         if kind in ("hdf5", "npz", "minari"):
-            columns, names = _recorded(source, kind, names, tuple(costs or ()), continuous=discretizer is not None)
-            return _log(tables.read(columns, **names, **others, missing=missing))
+            source, names = _recorded(source, kind, names, tuple(costs or ()), continuous=discretizer is not None)
         absent = [f"{name}=" for name in ("state", "action", "reward") if names[name] is None]
         if absent:
             raise TypeError(f"it is a table, whose columns must be named: pass {', '.join(absent)}")
-        if lazy or check.flag("counts", counts):
-            return _counted(source, names, costs, lazy, missing, discretizer)
-        return _log(tables.read(source, **names, **others, missing=missing))
+        roles = Roles.named(**names, costs=costs)
+        if not lazy and not check.flag("counts", counts):
+            return read_rows(source, roles, discretizer, drop=drop)
+        if discretizer is not None:
+            raise ValueError("a log that is counted cannot be discretised: add a column of the discretizer's states")
+        return engine.count_frame(source, roles, drop=drop) if lazy else _counted(source, roles, drop=drop)
 
 
 def kind_of(source: Any) -> str:
@@ -195,46 +199,15 @@ def kind_of(source: Any) -> str:
     return "table"
 
 
-def _log(found: tables.Columns) -> Dataset:
-    log = Dataset(
-        found.s,
-        found.a,
-        found.s_next,
-        found.r,
-        costs={name: found.costs[:, k] for k, name in enumerate(found.names)},
-        n_states=len(found.labels.states),
-        n_actions=len(found.labels.actions),
-        terminated=found.terminated if found.terminated.any() else None,
-        starts=found.starts,
-    )
-    initial = None if found.initial is None else check.frozen(found.initial)
-    log.__dict__.update(labels=found.labels, _notes=found.notes, _initial=initial)
-    return log
-
-
-def _counted(source: Any, names: dict[str, Any], costs: Any, lazy: bool, missing: str, discretizer: Any) -> Dataset:
-    """Count a lazy frame, or files and frames by DuckDB."""
-    if discretizer is not None:
-        raise ValueError("a log that is counted cannot be discretised: fit the discretizer and add a column of states")
-    if names.pop("truncated") not in (None, True):
-        raise ValueError("a log that is counted takes no truncated=: a record stops where its episode does not end")
-    tuples = [name for name in ("state", "action") if not isinstance(names[name], str)]
-    given: dict[str, Any] = {
-        name: tables.as_names(name, value) if name in ("state", "action", "next_state") and value is not None else value
-        for name, value in names.items()
-    }
-    given["costs"] = tables.as_names("costs", costs) if costs else []
-    drop = check.choice("missing", missing, ("error", "drop")) == "drop"
-    if lazy:
-        return engine.count_frame(source, **given, tuples=tuples, drop=drop)
-    wanted = [*given["state"], *given["action"], given["reward"], *given["costs"], *(given["next_state"] or ())]
-    wanted += [one for one in (given["episode"], given["time"], given["terminated"]) if isinstance(one, str)]
+def _counted(source: Any, roles: Roles, *, drop: bool) -> Dataset:
+    """Count the rows of files or of a frame by DuckDB."""
     with one_line():
         con = connect()
         con.execute("SET preserve_insertion_order = false")
-        create_source(con, source, dict.fromkeys(wanted))
-        typed = typed_view(con, [given["reward"], *given["costs"]], given["time"], given["terminated"], drop)
-        return engine.count_frame(con.table(typed), **given, tuples=tuples, drop=drop)
+        kinds = roles.kinds()
+        create_source(con, source, kinds)
+        typed = typed_view(con, {name: kind for name, (_, kind) in kinds.items()}, drop)
+        return engine.count_frame(con.table(typed), roles, drop=drop)
 
 
 @contextmanager
@@ -258,7 +231,7 @@ def _naming(source: Any) -> Iterator[None]:
 def _recorded(
     source: Any, kind: str, given: Mapping[str, Any], costs: tuple[str, ...], *, continuous: bool
 ) -> tuple[Fields, dict[str, Any]]:
-    """Columns of a recorded data set, and the arguments of `tables.read` that name them."""
+    """Columns of a recorded data set, and the arguments that name them."""
     if kind == "minari":
         fields = _minari(str(source).removeprefix(_PREFIX), costs)
         given = _MINARI | {name: value for name, value in given.items() if value is not None}

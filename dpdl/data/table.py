@@ -1,111 +1,68 @@
 """Reading a log from a table: labels instead of indices, episodes, missing values.
 
-`dpdl.data.columns` loads the columns, `dpdl.data.values` checks their values, and this module orders the rows.
+`dpdl.data.columns` loads the columns; this module collects what is missing or malformed, and orders the rows.
 
 Nothing is made up. Rows that cannot be used are reported, and left out only where the caller asks for it or where the
-next state of a row is not in the table; `Columns.notes` says how many and why. Rows are counted from 0.
+next state of a row is not in the table; `Dataset.notes` says how many and why. Rows are counted from 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data.columns import Column, Mask, load
+from dpdl.data.columns import SHOWN, Column, Mask, load
+from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
-from dpdl.data.labels import Coded, Labels
-from dpdl.data.values import Codes, Faults, counted, in_rows
+from dpdl.data.labels import Coded, Labels, distinct_labels, merged, paired, plain
+from dpdl.data.roles import Roles
+
+Codes = NDArray[np.int64]
+
+#: Most states whose names are numbers with fractions.
+MOST_FLOATS = 1000
+NO_FLAG = "not true or false"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """A log that was read from a table."""
-
-    s: NDArray[np.int32]  # indices into the labels
-    a: NDArray[np.int32]
-    s_next: NDArray[np.int32]  # -1 where terminated
-    r: NDArray[np.float64]
-    costs: NDArray[np.float64]  # (N, I)
-    terminated: Mask
-    starts: NDArray[np.int64] | None  # where trajectories begin; None if the rows are independent transitions
-    initial: NDArray[np.int64] | None  # how often an episode began in each state, if `starts` does not show it
-    labels: Labels
-    names: tuple[str, ...]  # of the costs
-    notes: tuple[str, ...]  # which rows were left out, and why
-
-
-def read(
-    table: Any,
-    *,
-    state: str | Sequence[str],
-    action: str | Sequence[str],
-    reward: str,
-    costs: Sequence[str] | None = None,
-    next_state: str | Sequence[str] | None = None,
-    episode: str | None = None,
-    time: str | None = None,
-    terminated: str | bool | None = None,
-    truncated: str | bool | None = None,
-    missing: str = "error",
-    discretizer: Discretizer | Mapping[str, Any] | None = None,
-) -> Columns:
-    """Read a table; `read_log` documents the arguments.
+def read_rows(
+    table: Any, roles: Roles, discretizer: Discretizer | Mapping[str, Any] | None = None, *, drop: bool = False
+) -> Dataset:
+    """Read the rows of a table; `read_log` documents the arguments.
 
     Examples
     --------
     >>> table = {"ward": ["b", "a", "b"], "drug": [0, 1, 0], "gain": [1.0, 0.0, 2.0], "patient": [7, 7, 8]}
-    >>> log = read(table, state="ward", action="drug", reward="gain", episode="patient", terminated=True)
+    >>> roles = Roles.named(state="ward", action="drug", reward="gain", episode="patient", terminated=True)
+    >>> log = read_rows(table, roles)
     >>> log.s.tolist(), log.s_next.tolist(), log.starts.tolist(), log.labels.states
     ([1, 0, 1], [0, -1, -1], [0, 2], ('a', 'b'))
     """
-    check.choice("missing", missing, ("error", "drop"))
-    named = [] if costs is None or len(costs) == 0 else as_names("costs", costs)
-    roles = _Roles(
-        state=as_names("state", state),
-        action=as_names("action", action),
-        reward=_one("reward", reward),
-        costs=named,
-        next_state=None if next_state is None else as_names("next_state", next_state),
-        episode=None if episode is None else _one("episode", episode),
-        time=None if time is None else _one("time", time),
-        terminated=_one_or_flag("terminated", terminated),
-        truncated=_one_or_flag("truncated", truncated),
-        tuples=tuple(name for name, given in (("state", state), ("action", action)) if not isinstance(given, str)),
-    )
-    roles.check()
     if discretizer is not None and not isinstance(discretizer, (Discretizer, Mapping)):
         raise TypeError(f"discretizer must be a Discretizer or arguments of its fit, got {discretizer!r:.200}")
-    return _read(load(table, roles.by_column()), roles, discretizer, drop=missing == "drop")
-
-
-def _read(
-    columns: dict[str, Column],
-    roles: _Roles,
-    discretizer: Discretizer | Mapping[str, Any] | None,
-    *,
-    drop: bool,
-) -> Columns:
+    columns = load(table, roles.kinds(continuous=discretizer is not None))
     n = len(next(iter(columns.values())).values)
     if n == 0:
         raise ValueError("the table has no rows")
     faults = Faults(n)
     flags = {
-        name: faults.flags(columns[column]) if isinstance(column, str) else np.zeros(n, dtype=bool)
+        name: faults.numbers(columns[column], "not true or false") == 1
+        if isinstance(column, str)
+        else np.zeros(n, bool)
         for name, column in (("terminated", roles.terminated), ("truncated", roles.truncated))
     }
-    rewards = faults.numbers(columns[roles.reward])
-    costs = [faults.numbers(columns[name]) for name in roles.costs]
+    rewards = faults.numbers(columns[roles.reward]).astype(np.float64)
+    costs = [faults.numbers(columns[name]).astype(np.float64) for name in roles.costs]
     action = faults.codes([[columns[name]] for name in roles.action], tuples="action" in roles.tuples)
     groups = None if roles.episode is None else faults.codes([[columns[roles.episode]]])
-    times = None if roles.time is None else faults.times(columns[roles.time])
+    times = None if roles.time is None else faults.numbers(columns[roles.time], "not a number or a date")
     disorder = None  # raised after missing values, which may be its cause
     try:
-        rows = _Rows.of(groups, times, flags, roles, faults)
+        rows = Rows.of(groups, times, flags, roles, faults)
         terminated = rows.ends(flags, roles, faults.any)
     except ValueError as error:
         disorder, terminated = error, flags["terminated"] | (roles.terminated is True)
@@ -140,114 +97,169 @@ def _read(
     used_actions, a = np.unique(action.codes[kept], return_inverse=True)
     n_none = np.count_nonzero(used < 0)  # -1 is no state
     indices = (positions - n_none).reshape(2, -1).astype(np.int32)
-    return Columns(
-        s=indices[0],
-        a=a.astype(np.int32),
-        s_next=indices[1],
-        r=rewards[kept],
-        costs=np.stack(costs, axis=1)[kept] if costs else np.empty((len(kept), 0)),
-        terminated=terminated[kept],
+    ended = terminated[kept]
+    log = Dataset(
+        indices[0],
+        a,
+        indices[1],
+        rewards[kept],
+        costs={name: column[kept] for name, column in zip(roles.costs, costs, strict=True)},
+        n_states=len(used) - int(n_none),
+        n_actions=len(used_actions),
+        terminated=ended if ended.any() else None,
         starts=starts,
-        initial=rows.initial(s, used[n_none:], keep, placed, starts),
-        labels=Labels(
-            (state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions), state.discretizer
-        ),
-        names=tuple(roles.costs),
-        notes=tuple(notes),
     )
+    labels = Labels(
+        (state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions), state.discretizer
+    )
+    initial = rows.initial(s, used[n_none:], keep, placed, starts)
+    log.__dict__.update(labels=labels, _notes=tuple(notes), _initial=initial)
+    return log
 
 
-# Arguments.
+# Missing and malformed values.
 
 
-@dataclass(frozen=True)
-class _Roles:
-    """The columns by what they are for."""
+@dataclass
+class Faults:
+    """Missing and malformed values, by column."""
 
-    state: list[str]
-    action: list[str]
-    reward: str
-    costs: list[str]
-    next_state: list[str] | None
-    episode: str | None
-    time: str | None
-    terminated: str | bool | None
-    truncated: str | bool | None
-    tuples: tuple[str, ...]  # arguments given as lists, whose labels are tuples
+    n: int
+    found: list[tuple[Column, str, Mask]] = field(default_factory=list)
 
     @property
-    def in_row_order(self) -> bool:
-        """Whether episodes follow one another in the rows and the two columns of ends separate them."""
-        given = self.terminated is not None and self.truncated is not None
-        return self.episode is None and given and (isinstance(self.terminated, str) or isinstance(self.truncated, str))
+    def any(self) -> Mask:
+        """Rows with a fault."""
+        return self.of(*{column.name for column, _, _ in self.found})
 
-    def by_column(self) -> dict[str, str]:
-        """For each column the argument that names it."""
-        found: dict[str, str] = {}
-        for role in ("reward", "costs", "state", "action", "next_state", "episode", "time", "terminated", "truncated"):
-            given = getattr(self, role)
-            names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-            for name in names:
-                if found.get(name, "reward") not in ("reward", "costs"):
-                    raise ValueError(f"{found[name]} and {role} both name the column {name!r}")
-                found[name] = role
-        return found
+    def of(self, *names: str) -> Mask:
+        """Rows with a fault in one of these columns."""
+        bad = np.zeros(self.n, dtype=bool)
+        for column, _, rows in self.found:
+            if column.name in names:
+                bad |= rows
+        return bad
 
-    def check(self) -> None:
-        """Check that the arguments say where episodes begin, and whether their last rows end them."""
-        self.by_column()
-        if self.next_state is not None and len(self.next_state) != len(self.state):
-            raise ValueError(f"next_state must name as many columns as state, got {self.next_state} and {self.state}")
-        if self.terminated is True and self.truncated is True:
-            raise ValueError("terminated=True and truncated=True contradict each other: an episode ends or it does not")
-        if self.episode is not None:
-            if self.next_state is None and self.terminated is None and self.truncated in (None, False):
-                raise ValueError(
-                    "without next_state it must be said whether the last row of an episode ends it: pass terminated= "
-                    "(a column, True if every episode ends, or False if the record only stops)"
-                )
-            return
-        if self.time is not None:
-            raise ValueError("time sorts the rows of an episode, so it needs episode=, the column of the episodes")
-        if self.in_row_order:
-            if self.terminated is True:
-                raise ValueError("terminated=True is about the last row of every episode, so it needs episode=")
-        elif self.next_state is None:
-            raise ValueError(
-                "without next_state the next row of the episode is the next state: pass episode=, or both terminated= "
-                "and truncated= if the rows are in order"
-            )
-        elif self.terminated is True or self.truncated not in (None, False):
-            raise ValueError("without episode=, terminated= must be a column or False if truncated= is given as well")
+    def add(self, column: Column, what: str, rows: Mask) -> None:
+        """Add a fault, if it occurs; a column may have two roles, and its faults count once."""
+        known = any((one.name, fault) == (column.name, what) for one, fault, _ in self.found)
+        if rows.any() and not known:
+            self.found.append((column, what, rows))
+
+    def refuse(self, drop: bool, episode: str | None) -> None:
+        """Raise one error for all faults, or if rows are dropped for those in the column `episode`."""
+        reason, faults = 'the table has missing or malformed values; missing="drop" leaves out these rows', self.found
+        if drop:
+            reason = "rows whose episode is not known cannot be dropped: some episode would miss a row unnoticed"
+            faults = [fault for fault in faults if fault[0].name == episode]
+        lines = [
+            f"\n  {column}: {rows.sum()} {what}, {in_rows(rows)}"
+            + ("" if what == "missing" else f" ({', '.join(f'{value!r:.40}' for value in _shown(column, rows))})")
+            for column, what, rows in faults
+        ]
+        if lines:
+            raise ValueError(f"{reason} (rows are counted from 0):{''.join(lines)}")
+
+    def notes(self) -> list[str]:
+        """Say how many rows are left out."""
+        if not self.found:
+            return []
+        parts = [f"{column}: {rows.sum()} {what}" for column, what, rows in self.found]
+        return [f"{counted(self.any)} left out because of missing or malformed values; {'; '.join(parts)}"]
+
+    def numbers(self, column: Column, fault: str = "not a number", unused: Mask | None = None) -> NDArray[Any]:
+        """Finite numbers or times; the values in the rows `unused` are not looked at."""
+        used = np.ones(self.n, dtype=bool) if unused is None else ~unused
+        infinite = np.isinf(column.values) if column.values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
+        self.add(column, "missing", column.missing & used)
+        if column.wrong is not None:
+            self.add(column, fault, column.wrong & used)
+        self.add(column, "infinite", infinite & used)
+        return np.where(infinite, 0, column.values)
+
+    def codes(self, parts: list[list[Column]], *, tuples: bool = False, unused: Mask | None = None) -> Coded:
+        """Labels made of one column, or of several as tuples.
+
+        Each part is a column, perhaps followed by that of the next states, whose values in the rows `unused` are not
+        looked at.
+        """
+        labels = []
+        for part in parts:
+            try:
+                labels.append(self._labels(part, unused))
+                if part[0].role == "state":
+                    _refuse_measurements(labels[-1].labels)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
+        return paired(labels) if tuples else labels[0]
+
+    def _labels(self, part: list[Column], unused: Mask | None) -> Coded:
+        coded = []
+        for k, column in enumerate(part):
+            valid = np.ones(self.n, dtype=bool) if k == 0 or unused is None else ~unused
+            infinite = np.isinf(column.values) if column.values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
+            self.add(column, "missing", column.missing & valid)
+            self.add(column, "infinite", infinite & valid)
+            valid &= ~column.missing & ~infinite
+            own = distinct_labels(column.values[valid]) if column.labels is None else None
+            codes = np.full(self.n, -1, dtype=np.int64)
+            codes[valid] = column.values[valid] if own is None else own.codes
+            coded.append(Coded(codes, (column.labels or []) if own is None else own.labels))
+        labels, positions = merged(coded)
+        return Coded(np.concatenate(positions), labels)
+
+    def cells(self, parts: list[list[Column]], discretizer: Discretizer | Mapping[str, Any], unused: Mask) -> Coded:
+        """States that a discretizer, fitted first if need be, makes of columns of numbers; otherwise as `codes`."""
+        values, valid = [], []
+        for which in range(len(parts[0])):
+            skipped = unused if which else np.zeros(self.n, dtype=bool)
+            columns = [part[which] for part in parts]
+            values.append(np.stack([self.numbers(column, unused=skipped) for column in columns], axis=1))
+            valid.append(~skipped & ~self.of(*(column.name for column in columns)))
+        everything, known = np.concatenate(values).astype(np.float64), np.concatenate(valid)
+        codes = np.full(len(everything), -1, dtype=np.int64)
+        if not known.any():
+            return Coded(codes, [])
+        if not isinstance(discretizer, Discretizer):
+            discretizer = Discretizer.fit(everything[known], **discretizer)
+        codes[known] = discretizer.states(everything[known])
+        return Coded(codes, list(range(discretizer.n_states)), discretizer)
 
 
-def as_names(name: str, given: Any) -> list[str]:
-    """A column name, or a list of names, as a list."""
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
-        raise TypeError(f"{name} must be the name of a column or a list of names, got {given!r:.200}")
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"{name} must name distinct columns, at least one, got {list(names)}")
-    return list(names)
+def _refuse_measurements(labels: list[Any]) -> None:
+    """Raise a ValueError for states that are thousands of numbers with fractions: measurements, not names of states."""
+    if len(labels) > MOST_FLOATS and all(isinstance(label, float) for label in labels):
+        raise ValueError(
+            f"{len(labels):,} different numbers would be as many states: pass discretizer= to make fewer states of "
+            "them, or give the column as text if these are names"
+        )
 
 
-def _one(name: str, given: Any) -> str:
-    if not isinstance(given, str):
-        raise TypeError(f"{name} must be the name of a column, got {given!r:.200}")
-    return given
+def counted(rows: Mask, one: str = "was", many: str = "were") -> str:
+    """Number of rows, with the form of the verb that goes with it."""
+    n = int(rows.sum())
+    return f"{n} row {one}" if n == 1 else f"{n:,} rows {many}"
 
 
-def _one_or_flag(name: str, given: Any) -> str | bool | None:
-    if given is not None and not isinstance(given, (str, bool)):
-        raise TypeError(f"{name} must be the name of a column, True, False or None, got {given!r:.200}")
-    return given
+def in_rows(rows: Mask) -> str:
+    """Say which rows, or which are the first."""
+    places = np.flatnonzero(rows)
+    listed = ", ".join(map(str, places[:SHOWN]))
+    return f"in row {listed}" if len(places) == 1 else f"{'first ' if len(places) > SHOWN else ''}in rows {listed}"
+
+
+def _shown(column: Column, rows: Mask) -> Sequence[Any]:
+    """The first malformed or infinite values."""
+    if column.wrong is not None and (rows <= column.wrong).all():
+        return column.shown
+    return [plain(value) for value in column.values[rows][:SHOWN]]
 
 
 # Episodes.
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """The rows in the order of the log."""
 
     order: NDArray[np.intp]  # the rows, episode after episode
@@ -258,8 +270,8 @@ class _Rows:
 
     @classmethod
     def of(
-        cls, groups: Coded | None, times: NDArray[Any] | None, flags: dict[str, Mask], roles: _Roles, faults: Faults
-    ) -> _Rows:
+        cls, groups: Coded | None, times: NDArray[Any] | None, flags: dict[str, Mask], roles: Roles, faults: Faults
+    ) -> Rows:
         """Order the rows."""
         n = faults.n
         if groups is None:
@@ -300,7 +312,7 @@ class _Rows:
         first[order], last[order] = np.append(True, changes), np.append(changes, True)
         return cls(order, first, last, group)
 
-    def ends(self, flags: dict[str, Mask], roles: _Roles, faulty: Mask) -> Mask:
+    def ends(self, flags: dict[str, Mask], roles: Roles, faulty: Mask) -> Mask:
         """Return which rows end their episodes, by row."""
         terminated, truncated = flags["terminated"], flags["truncated"]
         if self.independent:
@@ -348,7 +360,7 @@ class _Rows:
             notes.append(f"{counted(broken)} left out, because the state in the row that follows is missing")
         return ~unknown
 
-    def placed(self, roles: _Roles, faults: Faults, notes: list[str]) -> Mask:
+    def placed(self, roles: Roles, faults: Faults, notes: list[str]) -> Mask:
         """Return which rows have a place in their episode: none of an episode in which a time is missing."""
         if self.group is None or roles.time is None:
             return np.ones(faults.n, dtype=bool)
@@ -403,4 +415,4 @@ class _Rows:
         if starts is None or (keep[first].all() and len(starts) == np.count_nonzero(first)):
             return None
         known = s[first & np.isin(s, used)]
-        return np.bincount(np.searchsorted(used, known), minlength=len(used)) if len(known) else None
+        return check.frozen(np.bincount(np.searchsorted(used, known), minlength=len(used))) if len(known) else None
