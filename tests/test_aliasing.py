@@ -107,12 +107,12 @@ def test_what_was_pickled_with_a_log_shares_nothing_with_it():
 @pytest.mark.parametrize(
     ("name", "field", "value", "message"),
     [
-        ("records", "s_next", 2_000_000_000, "records: s_next[3] = 2000000000 must be between 0 and 3"),
-        ("records", "pair", -1, "records: pair[3] = -1 must be between 0 and 7"),
-        ("records", "r", np.nan, "records: r[3] = nan must be finite"),
-        ("table", None, 12, "pairs: pairs[3] = 12 must be between 0 and 11"),
-        ("table", None, 0, "pairs: pairs[3] = 0 does not ascend"),
-        ("starts", None, 60, "starts: starts[3] = 60 must be between 0 and 59"),
+        ("records", "s_next", 2_000_000_000, "s_next[3] = 2000000000 must be between 0 and 3"),
+        ("records", "pair", -1, "pair[3] = -1 must be between 0 and 7"),
+        ("records", "r", np.nan, "r[3] = nan must be finite"),
+        ("table", None, 12, "pairs[3] = 12 must be between 0 and 11"),
+        ("table", None, 0, "pairs[3] = 0 does not ascend"),
+        ("starts", None, 60, "starts[3] = 60 must be between 0 and 59"),
     ],
 )
 def test_what_comes_out_of_a_pickle_is_checked(name, field, value, message):

@@ -229,7 +229,7 @@ def _coded(cells: Any, names: Sequence[str], as_tuples: bool) -> Coded:
     coded = []
     for name in names:
         column = cells[name].combine_chunks().dictionary_encode()
-        codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = column.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
         labels, (codes,) = merged([Coded(codes, column.dictionary.to_pylist())])
         coded.append(Coded(codes, labels))
     return paired(coded) if as_tuples else coded[0]
