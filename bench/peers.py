@@ -1,11 +1,11 @@
-"""HiGHS by its own Python interface, with the signature of `dpdl.models.linear_programs.optimum`."""
+"""HiGHS by its own Python interface, with the signature of `dpdl.models.highs.optimum`."""
 
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from dpdl.models.linear_programs import Optimum, Standard
+from dpdl.models.highs import Optimum, Standard
 
 
 def _rows(program: Standard) -> tuple[sp.csc_array, np.ndarray, np.ndarray]:

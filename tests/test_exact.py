@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from dpdl import exact, instances
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
-from dpdl.models import evaluation
+from dpdl.models import evaluation, highs
 from dpdl.models import linear_programs as programs
 from dpdl.models.cmdp import CMDP
 from problems import one_state, random_policy
@@ -212,7 +212,7 @@ def test_problems_with_a_single_feasible_point_are_solved(cmdp, how, reward):
 def test_many_states_take_the_interior_point_path(monkeypatch):
     cmdp = garnet(60, 3, 2, rng=0)
     by_simplex = cmdp.solve()
-    monkeypatch.setattr(programs, "_SIMPLEX_ROWS", 10)
+    monkeypatch.setattr(highs, "_SIMPLEX_ROWS", 10)
     by_interior_point = cmdp.solve()
     assert by_interior_point.reward == pytest.approx(by_simplex.reward, abs=1e-7)
     assert cmdp.solve(kappa=9.0).status == "infeasible"

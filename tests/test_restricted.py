@@ -5,7 +5,7 @@ import pytest
 
 from dpdl import CMDP
 from dpdl.instances import garnet
-from dpdl.models import certified
+from dpdl.models import highs
 from dpdl.models import linear_programs as programs
 from kinds import lake, ring
 from problems import random_problem
@@ -57,7 +57,7 @@ def test_refinement_leaves_rounding_only():
     model = ring(60, rng=0)
     mu = np.full(model.r.shape, 1 / model.r.size)
     program = programs.largest_reward(model, 0.0, programs.region(model, model.concentrability(mu) / 2, mu))
-    answer = certified._by_highs(program, programs.refined)
+    answer = programs._by_highs(program, highs.refined)
     assert answer.excess <= 1e-14
     assert abs(answer.bound - answer.value) <= 1e-12
 

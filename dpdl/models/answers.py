@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl._validation import Array
-from dpdl.models import certified
+from dpdl.models import highs
 from dpdl.models import linear_programs as programs
 from dpdl.models.evaluation import Rows, state_occupancy
 from dpdl.models.model import Model
@@ -132,18 +132,18 @@ def solve(
     closed = model.closed()
     program = programs.largest_reward(closed, (1 - cmdp.gamma) * kappa / sizes, _caps(closed, psi, mu, cmdp.r.shape))
     try:
-        with programs.time_limit(deadline - time.monotonic()):
-            answer = certified.solve(program)
+        with highs.time_limit(deadline - time.monotonic()):
+            answer = programs.solve(program)
     except (TimeoutError, KeyboardInterrupt) as stop:
         if planned is not None:
             return planned if isinstance(stop, TimeoutError) else replace(planned, status="interrupted")
         if isinstance(stop, KeyboardInterrupt):
             raise
         return _without_policy(model, "limit", np.full(cmdp.n_states, np.nan), np.full(cmdp.n_utilities, np.nan))
-    if isinstance(answer, certified.Bound):
-        proof = certified.multipliers(program, answer, infeasible=True)
+    if isinstance(answer, programs.Bound):
+        proof = programs.multipliers(program, answer, infeasible=True)
         return _restored(_without_policy(model, "infeasible", *proof), reward_size, sizes)
-    policy, (V, lam) = answer.policy[: cmdp.n_states], certified.multipliers(program, answer.proof)
+    policy, (V, lam) = answer.policy[: cmdp.n_states], programs.multipliers(program, answer.proof)
     value, unit = evaluate(model, policy), 1 - cmdp.gamma
     solution = Solution(
         status="optimal" if answer.certain else "inaccurate",
@@ -209,8 +209,8 @@ def slater(cmdp: Model, psi: float | None = None, mu: ArrayLike | None = None) -
         if upper - lower <= _SHOWN:
             return size * lower
     closed = model.closed()
-    answer = certified.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
-    return -np.inf if isinstance(answer, certified.Bound) else size * (_shown(answer, "the Slater constant") - 1)
+    answer = programs.solve(programs.largest_margin(closed, _caps(closed, psi, mu, cmdp.r.shape)))
+    return -np.inf if isinstance(answer, programs.Bound) else size * (_shown(answer, "the Slater constant") - 1)
 
 
 def concentrability(cmdp: Model, mu: ArrayLike) -> float:
@@ -241,22 +241,22 @@ def concentrability(cmdp: Model, mu: ArrayLike) -> float:
     """
     data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
     closed = cmdp.normalised()[0].closed()
-    best = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
-    if isinstance(best, certified.Bound):
+    best = programs.solve(programs.largest_reward(closed, 0.0, programs.region(closed)))
+    if isinstance(best, programs.Bound):
         raise ValueError("cmdp has no safe policy, so it has no optimal one to cover")
     reward = _shown(best, "the largest reward") - programs.TOLERANCE
     support = data.ravel() > 0
     covered = best
     if best.q[: data.size][~support].any():
-        inside = certified.solve(programs.largest_reward(closed, 0.0, programs.region(closed, np.inf, data)))
-        if isinstance(inside, certified.Bound) or _shown(inside, "the largest reward that the data covers") < reward:
+        inside = programs.solve(programs.largest_reward(closed, 0.0, programs.region(closed, np.inf, data)))
+        if isinstance(inside, programs.Bound) or _shown(inside, "the largest reward that the data covers") < reward:
             return np.inf
         covered = inside
     ratios = np.divide(covered.q[: data.size], data.ravel(), where=support, out=np.zeros(data.size))
     psi = max(1.0, float(ratios.max()))
     # The answer must be of order one in the units of the program, because HiGHS's tolerance is absolute.
     for _ in range(50):
-        answer = certified.solve(programs.least_deviation(closed, reward, programs.region(closed, psi, data)))
+        answer = programs.solve(programs.least_deviation(closed, reward, programs.region(closed, psi, data)))
         scale, psi = psi, max(1.0, psi * -_shown(answer, "the concentrability", 1e-3))
         if 0.1 * scale <= psi <= 10 * scale:
             break
@@ -271,9 +271,9 @@ def _caps(closed: Model, psi: float | None, mu: ArrayLike | None, shape: tuple[i
     return programs.region(closed, check.real("psi", psi, at_least=1), check.distribution("mu", mu, shape))
 
 
-def _shown(answer: certified.Answer | certified.Bound, what: str, within: float = _SHOWN) -> float:
+def _shown(answer: programs.Answer | programs.Bound, what: str, within: float = _SHOWN) -> float:
     """Return the value of an answer; RuntimeError unless it is shown to be optimal within this much."""
-    if isinstance(answer, certified.Bound) or not (
+    if isinstance(answer, programs.Bound) or not (
         answer.feasible and answer.bound <= answer.value + within * max(1.0, abs(answer.value))
     ):
         raise RuntimeError(f"{what} could not be shown to {within:g}, for lack of precision")

@@ -117,7 +117,7 @@ class CMDP(Model):
         reward_scale = float(abs(r).max()) or 1.0
         n_costs = table.costs.shape[2]
         bounds = check.numbers_array("limits", np.atleast_1d([] if limits is None else limits), shape=(n_costs,))
-        chosen, limit_on = check_limits({f"cost {i}": one for i, one in enumerate(bounds.tolist())}, limit_on)
+        chosen, limit_on = check_limits({f"cost {i}": limit for i, limit in enumerate(bounds.tolist())}, limit_on)
         gamma = check.real("gamma", gamma, above=0, below=1)
         names, columns = tuple(chosen), tuple(range(n_costs))
         unscaled = Question(gamma, names, tuple(chosen.values()), limit_on, columns, reward_scale, (1.0,) * n_costs)

@@ -271,7 +271,7 @@ class Evaluator:
 
 
 class _Effort:
-    """How many sweeps to make next, judged by the rate at which the error falls."""
+    """The number of sweeps to make next, judged by the rate at which the error falls."""
 
     def __init__(self, entries: int) -> None:
         self.n, self._total, self._previous = 4, 0, np.inf

@@ -1,4 +1,4 @@
-"""What a log says about a policy: its reward and its constraints on the plug-in model, with standard errors.
+"""Estimates of the reward and the constraints of a policy from a log, with standard errors; the best policy by them.
 
 The value of a policy on the plug-in model is the efficient estimate of its true value. To first order its error is a
 sum of independent errors, one for each visited pair, because V enters through the rows of the log only:
@@ -71,7 +71,7 @@ class Figure:
     is_average: bool = False
 
     def shortfall(self) -> str:
-        """By how much a broken limit is exceeded, in words."""
+        """Say by how much a broken limit is exceeded."""
         assert self.limit is not None
         over = abs(self.value - self.limit)
         surely = f"{over / self.error:.1f} standard errors" if self.error > 0 else "without error"
@@ -231,7 +231,7 @@ def _of_start(log: Dataset, model: CMDP, values: Array) -> Array | float:
 
 
 def _tolerances(log: Dataset, model: CMDP) -> Array:
-    """By how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
+    """Return by how much (1-gamma) J^u_i may be negative for constraint i to count as kept.
 
     A millionth of the mean |u_i| of the log: the scale of u is that of the largest cost, which may be far from all
     others. And no more than 0.1% of a limit other than zero.

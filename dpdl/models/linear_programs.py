@@ -12,40 +12,33 @@ that HiGHS sees are multiples of min(1, caps), so that no coefficient grows with
 
 Where episodes end, the model is `Model.closed`: its last state, the end, is neither capped nor counted by N.
 
-`dpdl.models.certified` evaluates what HiGHS returns by `Program.value`, `excess` and `bound`, which are computed from
-the model itself.
+An occupancy from HiGHS satisfies the equations to 1e-10. With gamma close to one, or with small transition
+probabilities, the occupancy of the policy that it induces can be very different. So an answer consists of a policy,
+its own occupancy (`dpdl.models.evaluation`), the value and the constraint excess of that, and an upper bound of the
+value of any occupancy: it is certain if the value is within the tolerance of the bound. If it is not, HiGHS's solution
+is refined, which leaves nothing that depends on HiGHS's tolerance or on the processor. What is still not certain is
+ill-conditioned by itself.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
+from dpdl import policy as policies
 from dpdl import theory
 from dpdl._validation import Array
-from dpdl.models.evaluation import ending, moves
+from dpdl.models.evaluation import ending, moves, state_occupancy
+from dpdl.models.highs import Solver, Standard, optimum, refined
 from dpdl.models.model import Model
 
 #: Tolerance of feasibility and optimality on the normalised scale; ten times that of HiGHS.
 TOLERANCE = 1e-9
 #: HiGHS drops matrix entries below this, so pairs with a smaller cap are left out; their q is below it anyway.
 SMALLEST_CAP = 1e-9
-#: With more flow rows than this the interior-point method (with crossover) is quicker than the simplex method.
-_SIMPLEX_ROWS = 500
-#: How often a solution is refined, and by how much residuals are magnified for that.
-_REFINEMENTS, _MAGNIFICATION = 2, 2.0**24
-#: When linear programs must end, for this thread; and linprog's status if they do not.
-_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
-_OUT_OF_TIME = 1
-OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
 @dataclass(frozen=True)
@@ -200,7 +193,87 @@ def sparsity(cmdp: Model) -> int:
     return theory.sparsity(cmdp.n_states - cmdp.has_end, cmdp.n_actions, cmdp.n_utilities)
 
 
-# ---- Solving them by HiGHS ----
+# ---- Their answers ----
+
+
+class Bound(NamedTuple):
+    """An upper bound of the values of a program, with the V and the multipliers w of the rows that it comes from."""
+
+    value: float
+    V: Array
+    w: Array
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A policy and its occupancy, evaluated as a solution of a program."""
+
+    policy: Array
+    q: Array
+    value: float
+    excess: float
+    proof: Bound
+
+    @property
+    def bound(self) -> float:
+        """No feasible point has a larger value."""
+        return self.proof.value
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it meets the constraints within the tolerance."""
+        return bool(self.excess <= TOLERANCE)
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is feasible and optimal within the tolerance."""
+        return bool(self.feasible and self.bound <= self.value + TOLERANCE)
+
+
+def solve(program: Program) -> Answer | Bound:
+    """Solve a program. The answer may be uncertain; if there is certainly no feasible point, it is a proof of that.
+
+    The proof is a negative bound of `dpdl.models.linear_least_excess`.
+    """
+    for solver in (optimum, refined):
+        answer = _by_highs(program, solver)
+        if answer.certain:
+            return answer
+    nearest = _by_highs(least_excess(program), refined)
+    if nearest.bound < -TOLERANCE:
+        return nearest.proof
+    return answer if answer.feasible else judged(program, nearest.policy, answer.proof)
+
+
+def judged(program: Program, policy: Array, bound: Bound | None = None) -> Answer:
+    """Evaluate a policy as a solution of a program whose values have this upper bound."""
+    if bound is None:
+        bound = Bound(np.inf, np.full(program.cmdp.n_states, np.nan), np.full(len(program.limits), np.nan))
+    p, error = state_occupancy(program.cmdp, policy)
+    q = (p[:, None] * policy).ravel()
+    return Answer(policy, q, program.value(q) - error, program.excess(q) + error, bound)
+
+
+def multipliers(program: Program, proof: Bound, *, infeasible: bool = False) -> tuple[Array, Array]:
+    """Return V, without the end of a closed model, and the multipliers of the utilities.
+
+    If infeasible, `proof` is the proof of that, and the multipliers of all rows and caps are scaled to sum to one.
+    """
+    model, V, w = program.cmdp, proof.V, proof.w
+    if infeasible:
+        program, V, w = least_excess(program), V / w.sum(), w / w.sum()
+    return program.centred(V, w)[: model.n_states - model.has_end], w[: model.n_utilities]
+
+
+def _by_highs(program: Program, solver: Solver) -> Answer:
+    """Judge what HiGHS proposes, given a little room if it finds no optimum without; the uniform policy if neither."""
+    shape = program.cmdp.r.shape
+    for attempt in (program, program.relaxed(TOLERANCE / 2)):
+        proposal = propose(attempt, solver)
+        if proposal is not None:
+            q, V, w = proposal
+            return judged(program, policies.from_occupancy(q.reshape(shape)), Bound(program.bound(V, w), V, w))
+    return judged(program, policies.uniform(*shape))
 
 
 class Proposal(NamedTuple):
@@ -259,132 +332,3 @@ def _equilibrated(rows: Any) -> tuple[sp.csr_array, Array]:
     size[size == 0] = 1.0
     matrix.data = matrix.data / size[row]
     return matrix, size
-
-
-class Standard(NamedTuple):
-    """Minimise cost.y over 0 <= y <= upper with E y = b and G y <= h."""
-
-    cost: Array
-    E: sp.csr_array
-    b: Array
-    G: sp.csr_array
-    h: Array
-    upper: Array
-
-
-class Optimum(NamedTuple):
-    """A solution of a linear program: its unknowns, and the multipliers of its equations and of its inequalities."""
-
-    y: Array
-    V: Array
-    w: Array
-
-
-#: A function with the argument and the result of `optimum`.
-Solver = Callable[[Standard], Optimum | None]
-
-
-def optimum(program: Standard) -> Optimum | None:
-    """Solve a program to HiGHS's tolerance; None unless HiGHS reports an optimum.
-
-    The dual program comes first,
-
-        maximise b.V - h.w - upper.z   subject to   E'V - G'w - z <= cost,   w, z >= 0,
-
-    and its multipliers are y: the simplex method then walks from value function to value function, as policy
-    iteration does, and needs a fraction of the time. The primal program is there for when that fails.
-    """
-    cost, E, b, G, h, upper = program
-    capped = np.flatnonzero(np.isfinite(upper))
-    caps = sp.eye_array(len(cost), format="csc")[:, capped]
-    signs = np.repeat([-np.inf, 0.0], [len(b), len(h) + len(capped)])
-    dual = linprog(
-        np.concatenate([-b, h, upper[capped]]),
-        A_ub=sp.csc_array(sp.hstack([E.T, -G.T, -caps])),
-        b_ub=cost,
-        bounds=np.column_stack([signs, np.full(len(signs), np.inf)]),
-        method=_method(program),
-        options=OPTIONS,
-    )
-    if dual.status == 0:
-        return Optimum(np.maximum(-dual.ineqlin.marginals, 0), dual.x[: len(b)], dual.x[len(b) : len(b) + len(h)])
-    bounds = np.column_stack([np.zeros(len(cost)), upper])
-    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=_method(program), options=OPTIONS)
-    if primal.status != 0:
-        return None
-    return Optimum(np.asarray(primal.x), primal.eqlin.marginals, -primal.ineqlin.marginals)
-
-
-def refined(program: Standard) -> Optimum | None:
-    """Solve a program to rounding, by iterative refinement of `optimum`; None unless HiGHS reports an optimum.
-
-    With slacks for the inequalities the program is: minimise cost.y over A y = b, 0 <= y <= upper. A correction dy of y
-    and dp of its multipliers p solves a program of the same form,
-
-        minimise (cost - A'p).dy   over   A dy = b - A y,   -y <= dy <= upper - y.
-
-    HiGHS solves it in units of 1/`_MAGNIFICATION`, so that its tolerance is as much smaller in those of the program
-    (Gleixner, Steffy and Wolter 2016). What is left depends on neither HiGHS nor the processor.
-    """
-    solution = optimum(program)
-    if solution is None:
-        return None
-    n, slacks = len(program.cost), len(program.h)
-    A = sp.csr_array(sp.block_array([[program.E, None], [program.G, sp.eye_array(slacks)]])) if slacks else program.E
-    b = np.append(program.b, program.h)
-    cost, upper = np.append(program.cost, np.zeros(slacks)), np.append(program.upper, np.full(slacks, np.inf))
-    y = np.clip(solution.y, 0, program.upper)
-    y, p = np.append(y, np.maximum(program.h - program.G @ y, 0)), np.append(solution.V, -np.maximum(solution.w, 0))
-    for _ in range(_REFINEMENTS):
-        correction = linprog(
-            _MAGNIFICATION * (cost - A.T @ p),
-            A_eq=A,
-            b_eq=_MAGNIFICATION * (b - A @ y),
-            bounds=np.column_stack([-_MAGNIFICATION * y, _MAGNIFICATION * (upper - y)]),
-            method=_method(program),
-            options=OPTIONS,
-        )
-        if correction.status != 0:
-            break
-        y = np.clip(y + correction.x / _MAGNIFICATION, 0, upper)
-        p = p + correction.eqlin.marginals / _MAGNIFICATION
-    return Optimum(y[:n], p[: len(program.b)], -p[len(program.b) :])
-
-
-def _method(program: Standard) -> str:
-    return "highs-ds" if len(program.b) <= _SIMPLEX_ROWS else "highs-ipm"
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the total time of all linear programs inside the block.
-
-    One that exceeds it raises TimeoutError. The limit is a context variable, so it applies to this thread only.
-
-    Examples
-    --------
-    >>> with time_limit(0.0):
-    ...     linprog([1.0], A_eq=[[1.0]], b_eq=[1.0])
-    Traceback (most recent call last):
-        ...
-    TimeoutError: there was no time left for a linear program
-    """
-    token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + seconds))
-    try:
-        yield
-    finally:
-        _DEADLINE.reset(token)
-
-
-def linprog(*arguments: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
-    """Solve a linear program with `scipy.optimize.linprog` inside the present time limit."""
-    import scipy.optimize  # here, because it makes `import dpdl` slow
-
-    left = _DEADLINE.get() - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("there was no time left for a linear program")
-    limit = {} if math.isinf(left) else {"time_limit": left}
-    solution = scipy.optimize.linprog(*arguments, options=(options or {}) | limit, **keywords)
-    if limit and solution.status == _OUT_OF_TIME:
-        raise TimeoutError("a linear program ran out of time")
-    return solution

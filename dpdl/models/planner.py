@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from dpdl._progress import StatusLine
 from dpdl._validation import Array
 from dpdl.models.evaluation import Rows
-from dpdl.models.linear_programs import OPTIONS, TOLERANCE, linprog
+from dpdl.models.highs import OPTIONS, linprog
+from dpdl.models.linear_programs import TOLERANCE
 from dpdl.models.pricing import Pricing
 from dpdl.models.solution import Solution
 

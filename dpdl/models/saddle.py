@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
+from dpdl.models import highs
 from dpdl.models import linear_programs as programs
 from dpdl.models.evaluation import ending
 from dpdl.models.model import Model
@@ -110,7 +111,7 @@ def saddle_value(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kapp
     weight, estimate = _weight(cmdp, mu, mu_hat), _table(cmdp, "mu_hat", mu_hat)
     psi = check.real("psi", psi, at_least=1)
     kappa = check.real("kappa", kappa)
-    for solver in (programs.optimum, programs.refined):
+    for solver in (highs.optimum, highs.refined):
         x, bound = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater), solver)
         value = penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
         if (1 - cmdp.gamma) * value >= bound - _ACCURACY:
@@ -144,7 +145,7 @@ def gap(
 
 
 def _maximiser(
-    cmdp: Model, weight: Array, caps: Array, kappa: float, radii: tuple[float, float], solver: programs.Solver
+    cmdp: Model, weight: Array, caps: Array, kappa: float, radii: tuple[float, float], solver: highs.Solver
 ) -> tuple[Array, float]:
     """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L), and a bound of it.
 
@@ -165,8 +166,8 @@ def _maximiser(
     no_slack = np.zeros(slacks)
     shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
     rows = [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None], shortfall]
-    found = solver(
-        programs.Standard(
+    solution = solver(
+        highs.Standard(
             cost=np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
             E=sp.csr_array(sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))])),
             b=radius_V * programs.inflow(cmdp),
@@ -175,12 +176,12 @@ def _maximiser(
             upper=np.append(np.ones(n), np.full(slacks, np.inf)),
         )
     )
-    if found is None:
+    if solution is None:
         raise RuntimeError("HiGHS could not solve the linear program of the saddle value, which has a solution")
     q = np.zeros(weight.size)
-    q[pairs] = scale * np.clip(found.y[:n], 0, 1)
+    q[pairs] = scale * np.clip(solution.y[:n], 0, 1)
     excess = max(1.0, q.sum() / bound, (q / caps).sum() / programs.sparsity(cmdp))
-    V, w = -radius_V * np.clip(found.V, -1, 1), np.maximum(found.w, 0)
+    V, w = -radius_V * np.clip(solution.V, -1, 1), np.maximum(solution.w, 0)
     lam = radius_lam * w[2:] / max(1.0, w[2:].sum())
     left = (cmdp.r.ravel() - programs.value_drop(cmdp, V))[pairs] * factor + lam @ utility
     left -= scale * (w[0] + w[1] / caps[pairs])

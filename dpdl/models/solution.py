@@ -1,4 +1,4 @@
-"""What exact answers about a known model consist of."""
+"""Values of policies on a known model, and best safe policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The best safe policy that was found, with bounds, multipliers and the work that it took.
+    """The best safe policy that was found, with bounds and multipliers.
 
     Attributes
     ----------
