@@ -17,7 +17,7 @@ from dpdl import Dataset, check_model
 from dpdl.report import report_html
 from dpdl.safety.episodes import own_totals, steps
 from dpdl.safety.fit import ModelCheck
-from dpdl.safety.residuals import Half, units
+from dpdl.safety.residuals import both_halves, units
 
 GAMMA = worlds.GAMMA
 
@@ -58,15 +58,15 @@ def by_name(found, policy="log"):
 def test_the_statistic_is_the_sum_over_rows_of_different_episodes(weighted):
     log, policy = drawn("none", 12)
     rows = steps(log)
-    half = Half(rows, units(rows), 1, GAMMA)
+    half = both_halves(rows, units(rows), GAMMA)[1]
     if weighted:
         half = half.of_policy(policy.ravel()[rows.pairs])
         assert np.ptp(half.model.weight) > 0.1
     rng = np.random.default_rng(1)
     y, h = rng.normal(size=(2, len(half.mine)))
     T, own = half.statistic(half.centred(y), half.centred(h))
-    expected, by_unit = 0.0, np.zeros(half.n_units)
-    pair, unit = half.pair, units(rows)[half.mine] // 2
+    expected, by_unit = 0.0, np.zeros(len(own))
+    pair, unit = rows.pair[half.mine], units(rows)[half.mine] // 2
     for k in np.unique(pair):
         at = np.flatnonzero(pair == k)
         w = half.model.weight[k] / len(at)
@@ -87,12 +87,12 @@ def test_histories_know_nothing_of_the_row_itself_or_of_later_ones():
     changed = len(log) // 2
     rows = [steps(each) for each in (log, again(log, r=log.r + (np.arange(len(log)) >= changed)))]
     which = int(rows[0].episode[changed]) % 2
-    halves = [Half(each, units(each), which, GAMMA) for each in rows]
+    halves = [both_halves(each, units(each), GAMMA)[which] for each in rows]
     before = (halves[0].mine <= changed) & (rows[0].episode[halves[0].mine] == rows[0].episode[changed])
     assert before.sum() > 1
     for half in halves:  # values come from the other half, in which rows changed as well
         half.model = halves[0].model
-    first, second = (dict(half.histories(0)) for half in halves)
+    first, second = ({name: h.values for name, h in half.histories(half.residuals(0))} for half in halves)
     for name in ("previous residual", "episode so far"):
         np.testing.assert_allclose(first[name][before], second[name][before], atol=1e-12)
     for name in ("time", "discount", "actions so far"):
@@ -215,7 +215,7 @@ def test_power_by_family(kind, n, least):
 def test_own_totals_come_from_the_rows():
     log, _ = drawn("none", 30)
     rows = steps(log)
-    for own, name in zip(own_totals(log, 0.9), ("reward", "cost 0"), strict=True):
+    for own, name in zip(own_totals(rows, 0.9), ("reward", "cost 0"), strict=True):
         column = log.r if name == "reward" else log.costs["cost 0"]
         parts = np.split(column, log.starts[1:])
         discounted = [(part * 0.9 ** np.arange(len(part))).sum() for part in parts]
@@ -329,7 +329,7 @@ def test_a_certificate_shows_what_the_log_itself_earned():
                   terminated=ended, truncated=0 * ended.astype(bool))  # fmt: skip
     question = {"gamma": 0.9, "limits": {"cost": 10.0}, "limit_on": "total"}
     found = dpdl.certify([[1.0]], log, **question)
-    own = own_totals(log, 0.9)[0]
+    own = own_totals(steps(log), 0.9)[0]
     assert found.behaviour.name == "reward of the log's own episodes"
     assert (found.behaviour.estimate, found.behaviour.error) == (own.discounted, own.discounted_error)
     assert found.behaviour.per_episode == own.total

@@ -22,7 +22,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.safety.episodes import OwnTotal, own_totals, steps, why_no_episodes
-from dpdl.safety.residuals import FEWEST, Half, Model, knowing, profiles, statistics, units
+from dpdl.safety.residuals import FEWEST, Model, both_halves, knowing, statistics, units
 
 #: What happened before a row, and what a person can do where it matters.
 HISTORIES = {
@@ -43,7 +43,7 @@ LEVEL = 0.01
 FITS, REJECTED, UNTESTED = "fits", "rejected", "not tested"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelTest:
     """One test: whether residuals of a signal depend on something that happened before.
 
@@ -195,17 +195,13 @@ class ModelCheck:
     def from_json(cls, content: Any) -> ModelCheck:
         """Return the check that `to_json` wrote."""
         expect_names("model check", content, set(cls.__dataclass_fields__))
-        for test in content["tests"]:
-            expect_names("test", test, set(ModelTest.__dataclass_fields__))
-        return cls(
-            **content
-            | {
-                "status": check.choice("status", content["status"], (FITS, REJECTED, UNTESTED)),
-                "tests": tuple(ModelTest(**test) for test in content["tests"]),
-                "totals": tuple(map(OwnTotal.from_json, content["totals"])),
-                "model_totals": tuple(check.numbers_array("model_totals", content["model_totals"]).tolist()),
-            }
-        )
+        check.choice("status", content["status"], (FITS, REJECTED, UNTESTED))
+        parts: dict[str, Any] = {"model_totals": tuple(content["model_totals"])}
+        for name, part in (("tests", ModelTest), ("totals", OwnTotal)):
+            for fields in content[name]:
+                expect_names(name, fields, set(part.__dataclass_fields__))
+            parts[name] = tuple(part(**fields) for fields in content[name])
+        return cls(**content | parts)
 
 
 def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, level: float = LEVEL) -> ModelCheck:
@@ -249,28 +245,30 @@ def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, 
     if reason is not None:
         return ModelCheck(status=UNTESTED, reason=reason, level=level, gamma=gamma)
     rows = steps(log)
-    totals, model = own_totals(rows, gamma), Model(rows, slice(None), gamma, None)
+    models = {"log": Model(rows, slice(None), gamma, None)}
     figures: dict[str, Any] = {
-        "totals": totals,
-        "model_totals": tuple((model.start @ model.V).tolist()),
+        "totals": own_totals(rows, gamma),
+        "model_totals": tuple(models["log"].totals.tolist()),
         "level": level,
         "gamma": gamma,
     }
     unit = units(rows)
     if unit[-1] + 1 < FEWEST:
-        reason = f"it has {rows.n_episodes} episodes of {len(rows.pair)} rows in all, too few to compare"
+        reason = f"it has {len(rows.starts)} episodes of {len(rows.pair)} rows in all, too few to compare"
         return ModelCheck(status=UNTESTED, reason=reason, **figures)
-    halves = {"log": [Half(rows, unit, k, gamma) for k in (0, 1)]}
+    halves = {"log": both_halves(rows, unit, gamma)}
+    profiles: dict[str, Any] = {}
+    tests = [("log", *test) for test in statistics(halves["log"], profiles)]
     if table is not None:
-        chosen = table[rows.pairs // rows.n_actions, rows.pairs % rows.n_actions]
+        chosen = table.ravel()[rows.pairs]
         halves["given"] = [half.of_policy(chosen) for half in halves["log"]]
-    tests = [ModelTest(policy=name, **test._asdict()) for name, pair in halves.items() for test in statistics(pair)]
+        models["given"] = Model(rows, slice(None), gamma, chosen)
+        tests += [("given", *test) for test in statistics(halves["given"])]
     quantile = -ndtri(level / 2 / max(1, len(tests)))
-    found = []
-    for test in tests:
-        if abs(test.z) > quantile:
-            known = knowing(rows, gamma, halves[test.policy], test.signal, test.history)
-            test = ModelTest(**asdict(test) | {"rejected": True, "model": known[0], "knowing": known[1]})
-        found.append(test)
-    status = REJECTED if any(test.rejected for test in found) else FITS
-    return ModelCheck(status=status, tests=tuple(found), profiles=profiles(halves["log"]), **figures)
+    results = []
+    for name, signal, history, z, episodes in tests:
+        rejected = bool(abs(z) > quantile)
+        sizes = knowing(halves[name], models[name], signal, history) if rejected else (None, None)
+        results.append(ModelTest(signal, name, history, z, episodes, rejected, *sizes))
+    status = REJECTED if any(test.rejected for test in results) else FITS
+    return ModelCheck(status=status, tests=tuple(results), profiles=profiles, **figures)

@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator, gmres, splu
+from scipy.sparse.linalg import gmres, splu
 
 from dpdl._validation import Array
-from dpdl.safety.episodes import Steps
+from dpdl.safety.episodes import Ints, Steps
 
 #: The previous pair's residuals are learned on the other half: its two statistics are averaged.
 _LEARNED = "previous pair"
@@ -40,26 +39,19 @@ _PRIOR_ROWS, _PRIOR_CELLS = 2.0, 5.0
 _FEW, _SHORT, FEWEST = 20, 10, 8
 #: Actions beyond the most frequent ones are not counted one by one in "actions so far".
 _ACTIONS = 64
-#: Up to here a linear system is solved by factors, beyond by GMRES.
-_DIRECT = 500
-_BINS = 4
+#: Linear systems up to here are solved by dense factors; up to the second size, if rows have few entries, by sparse
+#: ones; larger ones by GMRES.
+_DENSE, _SPARSE, _FEW_ENTRIES = 300, 1500, 5
+#: Bins of the history that `knowing` adds to the state; bins of profiles, and the most rows that these are made of.
+_BINS, _PLACES, _MOST_ROWS = 4, 20, 200_000
 #: Differences of this size, relative to the numbers, are rounding.
 _ROUNDING = 1e-9
 
 
-class Statistic(NamedTuple):
-    """A test: signal, what happened before, z, and the effective number of episodes."""
-
-    signal: str
-    history: str
-    z: float
-    episodes: float
-
-
-def units(rows: Steps) -> NDArray[np.int64]:
+def units(rows: Steps) -> Ints:
     """Return the number of the episode of each row or, if there are few and long ones, of a piece of it."""
     n = len(rows.pair)
-    if rows.n_episodes >= _FEW or n < _FEW * _SHORT:
+    if len(rows.starts) >= _FEW or n < _FEW * _SHORT:
         return rows.episode
     length = max(_SHORT, n // (5 * _FEW))
     return np.cumsum(rows.time % length == 0) - 1
@@ -74,46 +66,77 @@ class Model:
 
     def __init__(self, rows: Steps, part: Any, gamma: float, policy: Array | None) -> None:
         pair, after, signals = rows.pair[part], rows.next_state[part], rows.signals[:, part]
-        S, K = rows.n_states, len(rows.pairs)
-        state = rows.pairs // rows.n_actions
-        self.n = np.bincount(pair, minlength=K).astype(np.float64)
-        visits = np.bincount(state, self.n, minlength=S)
-        share = np.maximum(self.n, 1e-300) / np.maximum(visits, 1e-300)[state] * (self.n > 0)
+        state, S, K = rows.state, rows.n_states, len(rows.pairs)
+        n = np.bincount(pair, minlength=K).astype(np.float64)
+        visits = np.bincount(state, n, minlength=S)
+        share = n / np.maximum(visits, 1)[state]
         self.behaviour = share
         if policy is not None:
-            weight = np.where(self.n > 0, policy, 0.0)
-            mass = np.bincount(state, weight, minlength=S)[state]
-            share = np.where(mass > 0, weight / np.where(mass > 0, mass, 1), share)
-        unknown = np.append(visits == 0, False)  # the last state stands for all that are not known
-        goes = after >= 0
-        to = np.where(unknown[after[goes]], S, after[goes])
-        moves = sp.coo_array((np.ones(len(to)), (pair[goes], to)), shape=(K, S + 1)).tocsr()
-        sums = np.column_stack([np.bincount(pair, signal, minlength=K) for signal in signals])
-        each = sp.diags_array(1 / np.maximum(self.n, 1))
-        P, c = each @ moves, sums / np.maximum(self.n, 1)[:, None]
-        choose = sp.coo_array((share, (state, np.arange(K))), shape=(S, K)).tocsr()
-        total = max(1.0, self.n.sum())
-        self.P = sp.vstack([choose @ P, sp.csr_array(moves.sum(axis=0)[None] / total)]).tocsc()
-        values = _solve(self.P, np.vstack([choose @ c, sums.sum(axis=0) / total]), gamma)
-        self.V = np.where(unknown[:, None], values[-1], values)
-        self.Q = np.where((self.n > 0)[:, None], c + gamma * (P @ self.V), self.V[state])
-        first = rows.pair[part][rows.time[part] == 0]
+            share = _among(np.where(n > 0, policy, 0.0), state, share)
+        unknown = np.append(visits == 0, True)  # the last state stands for all that are not known
+        to = np.where(unknown, S, np.arange(S + 1))[after]
+        goes, total = after >= 0, max(1, len(pair))
+        each = (share / np.maximum(n, 1))[pair]
+        fate = np.bincount(to[goes], minlength=S + 1) / total
+        P = _matrix(state[pair][goes], to[goes], each[goes], S + 1, fate)
+        sums = np.array([np.bincount(pair, signal, minlength=K) for signal in signals]).T
+        c = np.zeros((S + 1, len(signals)))
+        np.add.at(c, state, sums * (share / np.maximum(n, 1))[:, None])
+        c[S] = sums.sum(axis=0) / total
+        values = _solve(P, c, gamma)
+        #: Values of states; that of index -1, of an episode that ended, is zero.
+        self.V = np.vstack([np.where(unknown[:, None], values[-1], values), 0 * values[-1]])
+        follows = np.array([np.bincount(pair, v[after], minlength=K) for v in self.V.T]).T
+        self.Q = np.where((n > 0)[:, None], (sums + gamma * follows) / np.maximum(n, 1)[:, None], self.V[state])
+        first = pair[rows.time[part] == 0]
         start = np.bincount(state[first], minlength=S + 1) / max(1, len(first))
-        self.start = start
+        self.totals = start @ self.V[:-1]
         self.weight = np.ones(K)
         if policy is not None:
-            occupancy = _solve(self.P.T.tocsc(), start[:, None], gamma)[:-1, 0]
-            weight = occupancy[state] * share / np.maximum(self.n, 1)
-            mean = (weight * self.n).sum() / total
+            weight = _solve(P, start[:, None], gamma, transposed=True)[state, 0] * share / np.maximum(n, 1)
+            mean = (weight * n).sum() / total
             self.weight = np.minimum(weight / mean, _LARGEST_WEIGHT) if mean > 0 else self.weight
 
 
-def _solve(P: sp.csc_array, c: Array, gamma: float) -> Array:
+def _among(weight: Array, state: Ints, otherwise: Array) -> Array:
+    """Return the weights of pairs divided by their sums over the state, or the other shares where these are zero."""
+    mass = np.bincount(state, weight)[state]
+    return np.where(mass > 0, weight / np.where(mass > 0, mass, 1), otherwise)
+
+
+def _matrix(row: Ints, column: Ints, weight: Array, size: int, last: Array) -> Any:
+    """Return sums of weights by row and column, with a last row: dense if small."""
+    if size <= _DENSE:
+        P = np.bincount(row * size + column, weight, minlength=size * size).reshape(size, size)
+        P[-1] = last
+        return P
+    row, column = np.append(row, np.full(size, size - 1)), np.append(column, np.arange(size))
+    return sp.coo_array((np.append(weight, last), (row, column)), shape=(size, size)).tocsr()
+
+
+def _solve(P: Any, c: Array, gamma: float, *, transposed: bool = False) -> Array:
     """Return V = c + gamma P V, column by column."""
-    matrix = (sp.eye_array(P.shape[0], format="csc") - gamma * P).tocsc()
-    if P.shape[0] <= _DIRECT:
-        return splu(matrix).solve(np.ascontiguousarray(c))
+    size, dense = P.shape[0], isinstance(P, np.ndarray)
+    matrix = (np.eye(size) if dense else sp.eye_array(size, format="csr")) - gamma * P
+    matrix = matrix.T if transposed else matrix
+    if dense:
+        return np.linalg.solve(matrix, c)
+    if size <= _SPARSE and matrix.nnz <= _FEW_ENTRIES * size:
+        return splu(matrix.tocsc()).solve(np.ascontiguousarray(c))
     return np.column_stack([gmres(matrix, column, x0=column, rtol=1e-6, restart=50, maxiter=40)[0] for column in c.T])
+
+
+def _order(keys: Ints, size: int) -> Ints:
+    """Return the stable order of integers below `size`; NumPy sorts short ones by counting."""
+    return np.argsort(keys.astype(np.min_scalar_type(size)), kind="stable")
+
+
+class Centred(NamedTuple):
+    """Values of the rows of a half, these less their means at the pair, and sums of the latter over cells."""
+
+    values: Array
+    rest: Array
+    sums: Array
 
 
 class Half:
@@ -122,32 +145,26 @@ class Half:
     Its rows are in the order of pairs and, at a pair, of units; the rows of a unit at a pair are a cell.
     """
 
-    def __init__(self, rows: Steps, unit: NDArray[np.int64], which: int, gamma: float) -> None:
+    def __init__(self, rows: Steps, unit: Ints, by_pair: Ints, previous: Ints, which: int, gamma: float) -> None:
         self.rows, self.gamma = rows, gamma
         self.rest = np.flatnonzero(unit % 2 != which)
-        mine = np.flatnonzero(unit % 2 == which)
-        self.n_units = int(unit[mine[-1]]) // 2 + 1
-        key = rows.pair[mine] * self.n_units + unit[mine] // 2
-        order = np.argsort(key, kind="stable")
-        self.mine, key = mine[order], key[order]
-        self.cells = np.flatnonzero(np.diff(key, prepend=-1))
-        self.cell_pair, self.cell_unit = np.divmod(key[self.cells], self.n_units)
-        self.pairs = np.flatnonzero(np.diff(self.cell_pair, prepend=-1))  # where pairs begin among cells
-        self.n_cells = np.diff(np.append(self.pairs, len(self.cells)))
-        self.n = np.diff(np.append(self.cells[self.pairs], len(key)))
-        self.n_there, m = self._spread(self.n), np.diff(np.append(self.cells, len(key)))
-        self.share = m / self.n_there
-        self.factor = np.where(self.n_there > m, np.sqrt(self.n_there / np.maximum(self.n_there - m, 1)), 0.0)
-        self.pair, self.time = rows.pair[self.mine], rows.time[self.mine]
-        self.begin = rows.starts[rows.episode[self.mine]]
-        before = np.where(rows.time > 0, np.roll(rows.pair, 1), -1)
-        self.previous = np.unique((before + 1) * len(rows.pairs) + rows.pair, return_inverse=True)[1]
+        self.mine = by_pair[unit[by_pair] % 2 == which]
+        pair, unit = rows.pair[self.mine], unit[self.mine] // 2
+        new = np.diff(pair, prepend=-1) != 0
+        self.cells = np.flatnonzero(new | (np.diff(unit, prepend=-1) != 0))
+        self.cell_pair, self.cell_unit = pair[self.cells], unit[self.cells]
+        self.pairs = np.flatnonzero(new[self.cells])  # where pairs begin among cells
+        self.first = self.cells[self.pairs]
+        self.n, m = np.diff(self.first, append=len(new)), np.diff(self.cells, append=len(new))
+        self.n_cells = np.diff(self.pairs, append=len(self.cells))
+        n = self.n.repeat(self.n_cells)
+        self.share, self.rest_of_pair, self.twice = m / n, 1 - 2 * m / n, 2 / n
+        self.factor = np.where(n > m, np.sqrt(n / np.maximum(n - m, 1)), 0.0)
+        self.key, there = previous[self.mine], previous[self.rest]
+        self.there, self.shrink = there, 1 / (np.bincount(there, minlength=previous.max() + 1) + _PRIOR_CELLS)
         self._take(None)
-        self.fixed = {
-            "actions so far": self._actions(),
-            "time": self.time.astype(np.float64),
-            "discount": np.power(gamma, self.time),
-        }
+        fixed = {"actions so far": self._actions(), "time": rows.time, "discount": np.power(gamma, rows.time)}
+        self.fixed = {name: self.centred(h[self.mine]) for name, h in fixed.items()}
 
     def of_policy(self, policy: Array) -> Half:
         """Return the half with values and weights of another policy, its probabilities at the pairs."""
@@ -157,159 +174,140 @@ class Half:
 
     def _take(self, policy: Array | None) -> None:
         self.policy, self.model = policy, Model(self.rows, self.rest, self.gamma, policy)
-        self.weight = self.model.weight[self.cell_pair]
+        self.weighted = self.factor * self.model.weight[self.cell_pair]
 
-    def residuals(self, signal: int, rows: NDArray[np.int64] | slice) -> Array:
-        """Return y - Q for rows of the log, with values from the other half."""
-        after = self.rows.next_state[rows]
-        following = np.where(after >= 0, self.model.V[after, signal], 0.0)
-        return self.rows.signals[signal, rows] + self.gamma * following - self.model.Q[self.rows.pair[rows], signal]
+    def residuals(self, signal: int) -> Array:
+        """Return y - Q for all rows of the log, with values from the other half."""
+        rows, V, Q = self.rows, self.model.V[:, signal], self.model.Q[:, signal]
+        return rows.signals[signal] + self.gamma * V[rows.next_state] - Q[rows.pair]
 
-    def histories(self, signal: int) -> Iterator[tuple[str, Array]]:
+    def histories(self, residuals: Array) -> Iterator[tuple[str, Centred]]:
         """Yield what happened before each row of this half, by name."""
-        every = self.residuals(signal, slice(None))
-        yield "previous residual", np.where(self.time > 0, every[self.mine - 1], 0.0)
-        total = np.cumsum(every) - every
-        yield "episode so far", (total[self.mine] - total[self.begin]) / (self.time + _PRIOR_ROWS)
-        key = self.previous
-        sums = np.bincount(key[self.rest], every[self.rest], minlength=key.max() + 1)
-        counts = np.bincount(key[self.rest], minlength=len(sums))
-        yield _LEARNED, (sums / (counts + _PRIOR_CELLS))[key[self.mine]]
+        rows = self.rows
+        total = np.append(0.0, residuals[:-1])
+        total[rows.starts] = 0.0
+        yield "previous residual", self.centred(total[self.mine])
+        np.cumsum(total, out=total)
+        total -= total[rows.starts].repeat(np.diff(rows.starts, append=len(total)))
+        total /= rows.time + _PRIOR_ROWS
+        yield "episode so far", self.centred(total[self.mine])
+        sums = np.bincount(self.there, residuals[self.rest], minlength=len(self.shrink))
+        yield _LEARNED, self.centred((sums * self.shrink)[self.key])
         yield from self.fixed.items()
 
     def _actions(self) -> Array:
         """Return how much more often than the log's policy the episode has taken this action, over sqrt(1 + time)."""
-        rows, action = self.rows, self.rows.pairs % self.rows.n_actions
-        state, mine = self.rows.pairs // self.rows.n_actions, action[self.pair]
-        excess = np.zeros(len(self.mine))
-        counts = np.bincount(mine, minlength=rows.n_actions)
-        for a in np.argsort(-counts, kind="stable")[:_ACTIONS]:
-            of_state = np.bincount(state, self.model.behaviour * (action == a), minlength=rows.n_states)
-            step = ((action == a) - of_state[state])[rows.pair]
-            total = np.cumsum(step) - step
-            chosen = mine == a
-            excess[chosen] = (total[self.mine] - total[self.begin])[chosen]
-        return excess / np.sqrt(1 + self.time)
+        rows, excess = self.rows, np.zeros(len(self.rows.pair))
+        action = rows.action[rows.pair]
+        for a in np.argsort(-np.bincount(action), kind="stable")[:_ACTIONS]:
+            likely = np.bincount(rows.state, self.model.behaviour * (rows.action == a))
+            expected = np.cumsum(np.append(0.0, likely[rows.state][rows.pair]))
+            taken = np.flatnonzero(action == a)
+            excess[taken] = np.arange(len(taken)) - expected[taken]
+            excess[taken] -= (np.searchsorted(taken, rows.starts) - expected[rows.starts])[rows.episode[taken]]
+        return excess / np.sqrt(1 + rows.time)
 
-    def statistic(self, y: Array, h: Array) -> tuple[float, Array]:
-        """Return T for centred residuals and histories, and the contributions of the units with their factors."""
-        product = y * h
+    def centred(self, values: Array) -> Centred:
+        """Centre the values of the rows of this half."""
+        means = np.add.reduceat(values, self.first) / self.n
+        rest = values - means.repeat(self.n)
+        return Centred(values, rest, rest if len(self.cells) == len(rest) else np.add.reduceat(rest, self.cells))
+
+    def statistic(self, y: Centred, h: Centred) -> tuple[float, Array]:
+        """Return T, and the contributions of the units with their factors."""
+        product = y.rest * h.rest
+        product = product if len(self.cells) == len(product) else np.add.reduceat(product, self.cells)
         # Over rows i of the unit and j of the others, sum (y_i - y_j)(h_i - h_j)/n; every product belongs to two units.
-        cross = self._sums(product) * (1 - 2 * self.share)
-        cross += self.share * self._spread(np.add.reduceat(product, self.cells[self.pairs]))
-        cross += 2 * self._sums(y) * self._sums(h) / self.n_there
-        cross -= self.share * self._spread(np.add.reduceat(cross, self.pairs) / 2)
-        cross *= self.weight
-        return float(cross.sum()), _totals(self.cell_unit, cross * self.factor, self.n_units)
-
-    def centred(self, values: Array) -> Array:
-        """Return the values of the rows of this half less their means at the pair."""
-        means = np.add.reduceat(values, self.cells[self.pairs]) / self.n
-        return values - means.repeat(self.n)
-
-    def _sums(self, values: Array) -> Array:
-        """Return sums over cells."""
-        return values if len(self.cells) == len(values) else np.add.reduceat(values, self.cells)
-
-    def _spread(self, of_pairs: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers of the pairs at their cells."""
-        return of_pairs.repeat(self.n_cells)
+        cross = product * self.rest_of_pair + y.sums * h.sums * self.twice
+        at_pair = np.add.reduceat(product, self.pairs)
+        both = np.add.reduceat(cross, self.pairs) + at_pair
+        cross += self.share * (at_pair - both / 2).repeat(self.n_cells)
+        T = (both / 2) @ self.model.weight[self.cell_pair[self.pairs]]
+        return float(T), np.bincount(self.cell_unit, cross * self.weighted)
 
 
-def statistics(halves: list[Half]) -> Iterator[Statistic]:
-    """Yield the tests of a policy that have anything to test."""
-    rows = halves[0].rows
-    for signal, name in enumerate(rows.names):
-        residuals = [half.centred(half.residuals(signal, half.mine)) for half in halves]
-        scale = max(float(abs(half.model.Q[:, signal]).max()) for half in halves)
-        if max(float(abs(e).max()) for e in residuals) <= _ROUNDING * scale:
-            continue  # the pair decides all of it
-        for (history, first), (_, second) in zip(*(half.histories(signal) for half in halves), strict=True):
-            known = [half.centred(h) for half, h in zip(halves, (first, second), strict=True)]
-            if max(float(abs(h).max()) for h in known) <= _ROUNDING * max(float(abs(h).max()) for h in (first, second)):
-                continue  # so it does of what happened before
-            parts = [half.statistic(e, h) for half, e, h in zip(halves, residuals, known, strict=True)]
-            squares = np.array([np.square(own).sum() for _, own in parts])
-            if squares.sum() <= 0:
-                continue
-            T = np.array([value for value, _ in parts])
-            if history == _LEARNED:
-                z = (T / np.sqrt(np.where(squares > 0, squares, np.inf))).mean()
-            else:
-                z = T.sum() / np.sqrt(squares.sum())
-            fourth = sum(float((own**4).sum()) for _, own in parts)
-            effective = float(squares.sum() ** 2 / fourth)
-            yield Statistic(name, history, float(z), effective)
+def both_halves(rows: Steps, unit: Ints, gamma: float) -> list[Half]:
+    """Return the two halves of a log, with values of the policy that made it."""
+    K = len(rows.pairs)
+    by_pair = _order(rows.pair, K)
+    before = np.append(0, rows.pair[:-1] + 1)
+    before[rows.starts] = 0
+    order = _order(before, K + 1)
+    order = order[_order(rows.pair[order], K)]
+    new = (np.diff(before[order], prepend=-1) != 0) | (np.diff(rows.pair[order], prepend=-1) != 0)
+    previous = np.empty(len(order), dtype=np.int64)
+    previous[order] = np.cumsum(new) - 1
+    return [Half(rows, unit, by_pair, previous, which, gamma) for which in (0, 1)]
 
 
-def knowing(rows: Steps, gamma: float, halves: list[Half], name: str, history: str) -> tuple[float, float]:
-    """Return a policy's discounted total by the model, and if the state also knew the history in four bins.
+def statistics(halves: list[Half], profiles: dict[str, Any] | None = None) -> Iterator[tuple[str, str, float, float]]:
+    """Yield signal, history, z and the effective number of episodes of all that can be tested for a policy.
 
-    The mean over the rows of a pair and bin is drawn to that of the pair by `_PRIOR_CELLS` rows of it.
+    Profiles, if asked for, are filled: mean residuals of each signal by time and by the episode so far.
     """
-    signal, policy = rows.names.index(name), halves[0].policy
+    for signal, name in enumerate(halves[0].rows.names):
+        every = [half.residuals(signal) for half in halves]
+        residuals = [half.centred(e[half.mine]) for half, e in zip(halves, every, strict=True)]
+        scale = _ROUNDING * max(float(abs(half.model.Q[:, signal]).max()) for half in halves)
+        if max(abs(e.rest).max() for e in residuals) <= scale:
+            continue  # the pair decides all of it
+        for (history, first), (_, second) in zip(*map(Half.histories, halves, every), strict=True):
+            known = [first, second]
+            if profiles is not None and history in ("time", "episode so far"):
+                profiles.setdefault(name, {})[history] = _profile(known, residuals)
+            T, parts = zip(*map(Half.statistic, halves, residuals, known), strict=True)
+            squares = np.array([part @ part for part in parts])
+            squares[squares <= np.square([scale * abs(h.values).max() for h in known])] = 0.0
+            if not squares.any():
+                continue  # the pair decides what happened before, or no two episodes can be compared
+            if history == _LEARNED:
+                z = np.mean(T / np.sqrt(np.where(squares > 0, squares, np.inf)))
+            else:
+                z = np.sum(T, where=squares > 0) / np.sqrt(squares.sum())
+            yield name, history, float(z), float(squares.sum() ** 2 / sum((part**4).sum() for part in parts))
+
+
+def _profile(known: list[Centred], residuals: list[Centred]) -> list[list[float]]:
+    """Return means of the history and of residuals, and the standard errors of these, by bin of the history."""
+    every = 1 + sum(len(h.rest) for h in known) // _MOST_ROWS
+    h = np.concatenate([part.values[::every] for part in known])
+    e = np.concatenate([part.rest[::every] for part in residuals])
+    place = np.searchsorted(np.unique(np.quantile(h, np.arange(1, _PLACES) / _PLACES)), h)
+    n = np.bincount(place)
+    x, mean, square = (np.bincount(place, values)[n > 0] / n[n > 0] for values in (h, e, e * e))
+    return [x.tolist(), mean.tolist(), np.sqrt(square / n[n > 0]).tolist()]
+
+
+def knowing(halves: list[Half], model: Model, name: str, history: str) -> tuple[float, float]:
+    """Return a policy's discounted total by the model of all rows, and if the state also knew the history in four bins.
+
+    The mean over the rows of a pair and bin is drawn to that of the pair by `_PRIOR_CELLS` rows of it. A fifth bin,
+    which no row is in, stands for not known: where the record stops.
+    """
+    rows, gamma, policy = halves[0].rows, halves[0].gamma, halves[0].policy
+    signal, bins = rows.names.index(name), _BINS + 1
     h = np.empty(len(rows.pair))
     for half in halves:
-        h[half.mine] = dict(half.histories(signal))[history]
-    edges = np.quantile(h, np.arange(1, _BINS) / _BINS)
-    place = np.searchsorted(edges, h)
-    model = Model(rows, slice(None), gamma, policy)
-    state = rows.pairs // rows.n_actions
-    S, K, bins = rows.n_states, len(rows.pairs), _BINS + 1  # the last bin: not known, where the record stops
-    after = np.where(rows.ended, -1, rows.next_state * bins + _BINS)
-    goes_on = np.append(rows.time[1:] > 0, False) & ~rows.ended
-    after[goes_on] = rows.next_state[goes_on] * bins + np.append(place[1:], 0)[goes_on]
-    cell = rows.pair * _BINS + place
-    lives = after >= 0
-
-    def means(group: NDArray[np.int64], size: int) -> tuple[sp.csr_array, Array, Array]:
-        n = np.bincount(group, minlength=size).astype(np.float64)
-        moves = sp.coo_array((np.ones(lives.sum()), (group[lives], after[lives])), shape=(size, S * bins)).tocsr()
-        c = np.bincount(group, rows.signals[signal], minlength=size) / np.maximum(n, 1)
-        return sp.diags_array(1 / np.maximum(n, 1)) @ moves, c, n
-
-    share = model.behaviour
-    if policy is not None:
-        mass = np.bincount(state, policy, minlength=S)[state]
-        share = np.where(mass > 0, policy / np.where(mass > 0, mass, 1), share)
-    P, c, _ = means(rows.pair, K)
-    P_bin, c_bin, n_bin = means(cell, K * _BINS)
-    own = n_bin / (n_bin + _PRIOR_CELLS)
-    of_pair = np.repeat(np.arange(K), _BINS)
-
-    def states(q: Array, q_bin: Array) -> Array:
-        """Average the actions of the pooled pairs, and of the cells' differences from them."""
-        pooled = np.repeat(np.bincount(state, share * q, minlength=S), bins)
-        into = state[of_pair] * bins + np.tile(np.arange(_BINS), K)
-        return pooled + _totals(into, share[of_pair] * own * (q_bin - q[of_pair]), S * bins)
-
-    operator = LinearOperator((S * bins, S * bins), lambda v: v - gamma * states(P @ v, P_bin @ v), dtype=np.float64)
-    V, _ = gmres(operator, states(c, c_bin), rtol=1e-6, restart=50, maxiter=40)
-    first = rows.starts
-    begin = np.bincount(state[rows.pair[first]] * bins + place[first], minlength=S * bins) / len(first)
-    return float(model.start @ model.V[:, signal]), float(begin @ V)
-
-
-def profiles(halves: list[Half], most: int = 20) -> dict[str, dict[str, list[list[float]]]]:
-    """Return mean residuals of each signal by time in the episode and by the episode so far, with standard errors."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
-    for signal, name in enumerate(halves[0].rows.names):
-        e = np.concatenate([half.centred(half.residuals(signal, half.mine)) for half in halves])
-        known = [dict(half.histories(signal)) for half in halves]
-        found[name] = {}
-        for history in ("time", "episode so far"):
-            h = np.concatenate([each[history] for each in known])
-            edges = np.unique(np.quantile(h, np.arange(1, most) / most))
-            place = np.searchsorted(edges, h)
-            n = np.maximum(np.bincount(place), 1)
-            x, mean, square = (np.bincount(place, values) / n for values in (h, e, e * e))
-            shown = np.bincount(place) > 0
-            columns = (x, mean, np.sqrt(square / n))
-            found[name][history] = [column[shown].tolist() for column in columns]
-    return found
-
-
-def _totals(group: NDArray[np.int64], values: Array, size: int) -> Array:
-    """Return the sums of values by group."""
-    found: Any = np.bincount(group, values, minlength=size)
-    return found
+        h[half.mine] = dict(half.histories(half.residuals(signal)))[history].values
+    place = np.searchsorted(np.quantile(h, np.arange(1, _BINS) / _BINS), h)
+    following = np.append(place[1:], _BINS)
+    following[np.append(rows.starts[1:], len(h)) - 1] = _BINS
+    S, K, lives = rows.n_states, len(rows.pairs), rows.next_state >= 0
+    cell, after = rows.pair * bins + place, rows.next_state * bins + following
+    size, shape = K * bins, (K * bins, (S + 1) * bins)
+    own = np.bincount(cell, minlength=size)
+    draw = _PRIOR_CELLS / own.reshape(K, bins).sum(axis=1).repeat(bins)
+    moves = sp.coo_array((np.ones(lives.sum()), (cell[lives], after[lives])), shape=shape).tocsr()
+    sums = np.bincount(cell, rows.signals[signal], minlength=size)
+    pool = sp.kron(sp.eye_array(K), np.ones((bins, bins)), format="csr")
+    scale = 1 / (own + _PRIOR_CELLS)
+    P = sp.diags_array(scale) @ (moves + sp.diags_array(draw) @ (pool @ moves))
+    c = scale * (sums + draw * (pool @ sums))
+    share = model.behaviour if policy is None else _among(policy, rows.state, model.behaviour)
+    into = (rows.state[:, None] * bins + np.arange(bins)).ravel()
+    choose = sp.coo_array((share.repeat(bins), (into, np.arange(size))), shape=(shape[1], size)).tocsr()
+    c = choose @ c
+    c[S * bins :] = model.V[S, signal]  # states that no row leaves
+    V = _solve(choose @ P, c[:, None], gamma)[:, 0]
+    V = V[rows.state[rows.pair[rows.starts]] * bins + place[rows.starts]]
+    return float(model.totals[signal]), float(V.mean())
