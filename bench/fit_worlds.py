@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import safety_problems as problems
 from dpdl import CMDP, Dataset, instances
 from dpdl.gym import Table, initial_distribution
 from safety_model import Array, Problem, mixed, random_transitions
+from safety_worlds import World as LimitsBroken
 
 GAMMA = 0.95
 #: Steps of episodes on problems whose logs are independent rows otherwise.
@@ -26,15 +27,19 @@ STEPS = 40
 
 
 def collection(protocol: str) -> Callable[[int, float, np.random.Generator], tuple[Dataset, float, Array]]:
-    """Return what draws a log of a collection of `bench/safety.py`, in episodes, and the problem's optimal policy."""
+    """Return what draws a log of a collection of `bench/safety.py`, in episodes, and a random policy."""
 
     def draw(index: int, size: float, rng: np.random.Generator) -> tuple[Dataset, float, Array]:
-        problem = _problem(protocol, index % problems.PROTOCOLS[protocol].problems)
+        problem = _problem(protocol, index % min(50, problems.PROTOCOLS[protocol].problems))
         n = size * problem.r.size / problem.mean_length if problem.per_pair else size
         s, a, s_next, terminated, truncated = problem._episodes(max(8, int(np.ceil(n))), rng)
         r, c = problem.observed(s, a, s_next, terminated, rng)
         columns = (s, a, s_next, r, c.T, terminated, truncated)
-        return _log(columns, *problem.r.shape), problem.gamma, problem.optimal_policy
+        return (
+            _log(columns, *problem.r.shape),
+            problem.gamma,
+            rng.dirichlet(np.ones(problem.r.shape[1]), len(problem.r)),
+        )
 
     return draw
 
@@ -44,7 +49,10 @@ def _problem(protocol: str, index: int) -> Problem:
     problem = problems.PROTOCOLS[protocol].make(np.random.default_rng([0, index]), index, False)
     if problem.behaviour is not None:
         return problem
-    return replace(problem, mu=None, behaviour=mixed(problem.optimal_policy, 0.5), length=STEPS)
+    behaviour = np.full(problem.r.shape, 1 / problem.r.shape[1])
+    if not isinstance(problem, LimitsBroken):  # in those no policy keeps the limit
+        behaviour = mixed(problem.optimal_policy, 0.5)
+    return replace(problem, mu=None, behaviour=behaviour, length=STEPS)
 
 
 def _log(columns: tuple[Any, ...], n_states: int, n_actions: int) -> Dataset:
@@ -79,13 +87,13 @@ def _table(name: str, cost: Callable[..., Any], options: tuple[tuple[str, Any], 
 
 def _follow(found: Table, rho0: Array, policy: Array, n: int, length: int, rng: np.random.Generator) -> tuple[Any, ...]:
     """Follow a policy in `n` episodes at once, by a table of outcomes."""
-    state, alive, parts = _pick(np.cumsum(rho0)[None], np.zeros(n, int), rng), np.arange(n), []
-    after, actions = np.cumsum(found.p, axis=1), np.cumsum(policy, axis=1)
+    state, alive, parts = draws(rho0[None])(np.zeros(n, int), rng), np.arange(n), []
+    outcome, action = draws(found.p), draws(policy)
     for time in range(length):
         s = state[alive]
-        a = _pick(actions, s, rng)
+        a = action(s, rng)
         pair = s * found.n_actions + a
-        k = _pick(after, pair, rng)
+        k = outcome(pair, rng)
         ended = found.terminated[pair, k]
         cut = ~ended & (time == length - 1)
         parts.append((alive, s, a, found.s_next[pair, k], found.reward[pair, k], found.costs[pair, k], ended, cut))
@@ -101,17 +109,28 @@ def _in_order(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return s[order], a[order], s_next[order], r[order], costs[order].T, ended[order], cut[order]
 
 
-def _pick(cumulative: Array, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw an index from the distribution of each row."""
-    found = (cumulative[rows] < rng.random(len(rows))[:, None]).sum(axis=1)
-    return np.minimum(found, cumulative.shape[1] - 1)
+Draw = Callable[[NDArray[np.int64], np.random.Generator], NDArray[np.int64]]
+
+
+def draws(distributions: Array) -> Draw:
+    """Return what draws an index from the distribution of each row that it is given."""
+    size, cdf = distributions.shape[1], np.cumsum(distributions, axis=1)
+    # Row k takes [k, k + 1), so that one search serves all rows.
+    places = (cdf / cdf[:, -1:] + np.arange(len(cdf))[:, None]).ravel()
+
+    def draw(rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        found = np.searchsorted(places, rows + rng.random(len(rows)), side="right") - rows * size
+        return np.minimum(found, size - 1)
+
+    return draw
 
 
 def instance(make: Callable[[np.random.Generator], CMDP]) -> Callable[..., tuple[Dataset, float, Array]]:
     """Return what draws `size` steps of an instance by a random policy: one trajectory, or episodes if they end."""
+    made = cache(lambda index: make(np.random.default_rng([4, index])))
 
     def draw(index: int, size: float, rng: np.random.Generator) -> tuple[Dataset, float, Array]:
-        cmdp = make(rng)
+        cmdp = made(index % 20)
         behaviour, other = rng.dirichlet(np.ones(cmdp.n_actions), (2, cmdp.n_states))
         return cmdp.rollout(int(size), behaviour, rng=rng), cmdp.gamma, other
 
@@ -126,22 +145,30 @@ def _fined(s: Any, a: Any, s_next: Any, reward: float, terminated: bool) -> floa
     return float(reward <= -10)
 
 
+@cache
+def _world(n_states: int, index: int, rare: bool) -> World:
+    return World(n_states, "none", np.random.default_rng([5, index]), rare=rare)
+
+
 #: Name: what draws a log, and its sizes (episodes; rows a pair for others, further, fresh; steps for instances).
 NULL: dict[str, tuple[Callable[..., tuple[Dataset, float, Array]], tuple[float, ...]]] = {
-    "toy": (collection("toy"), (10, 200)),
-    "grid": (collection("grid"), (10, 200)),
-    "multi": (collection("multi"), (10, 200)),
+    "toy": (collection("toy"), (10, 50, 200)),
+    "grid": (collection("grid"), (10, 100)),
+    "multi": (collection("multi"), (10, 100)),
     "others": (collection("others"), (3, 15, 75)),
     "further": (collection("further"), (3, 15, 75)),
     "fresh": (collection("fresh"), (3, 15, 75)),
-    "FrozenLake": (table("FrozenLake-v1", _fell, map_name="8x8"), (20, 1000)),
+    "worlds": (collection("worlds"), (20, 100)),
+    "FrozenLake": (table("FrozenLake-v1", _fell, map_name="8x8"), (20, 300)),
     "Taxi": (table("Taxi-v4", _fined, is_rainy=True), (20, 100)),
-    "CliffWalking": (table("CliffWalking-v1", _fined, is_slippery=True), (20, 400)),
+    "CliffWalking": (table("CliffWalking-v1", _fined, is_slippery=True), (20, 200)),
     "garnet": (instance(lambda rng: instances.garnet(30, 3, 1, rng=rng)), (300, 3000)),
+    "lower bound": (instance(lambda rng: instances.lower_bound(10, 5, 8, rng=rng).cmdp), (300, 3000)),
+    "no Slater": (instance(lambda rng: instances.no_slater(6, rng=rng).cmdp), (300, 3000)),
     "ring": (instance(lambda rng: kinds.ring(60, gamma=0.95, rng=rng)), (300, 3000)),
     "lake": (instance(lambda rng: kinds.lake(6, gamma=0.97, rng=rng)), (300, 3000)),
-    "thin": (lambda index, size, rng: World(1000, "none", rng).drawn(size, rng), (10, 50, 200)),
-    "rare": (lambda index, size, rng: World(20, "none", rng, rare=True).drawn(size, rng), (50, 200, 1000)),
+    "thin": (lambda index, size, rng: _world(400, index % 20, False).drawn(size, rng), (8, 20, 80)),
+    "rare": (lambda index, size, rng: _world(20, index % 20, True).drawn(size, rng), (50, 200, 1000)),
 }
 
 
@@ -167,24 +194,36 @@ class World:
         self.gamma = GAMMA
         self.cells = np.arange(n_states) // 2 if kind == "lumped" else np.arange(n_states)
 
-    def follow(self, n: int, policy: Array | None, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Follow a policy, on the states of the log, or the one that makes logs, in `n` episodes."""
-        kind, after = self.kind, np.cumsum(self.P, axis=1)
-        usual = np.cumsum(self.behaviour if policy is None else policy[self.cells], axis=1)
-        turned = np.cumsum(self.behaviour[:, ::-1], axis=1) if policy is None and kind == "confounder" else usual
-        state, alive, parts = _pick(np.cumsum(self.rho0)[None], np.zeros(n, int), rng), np.arange(n), []
-        severe = rng.random(n) < 0.5
+        self.types = (1.6, 0.4) if kind in ("type", "confounder") else (1.0,)
+        self.ends = 0.0 if kind == "clock" else 0.05
+        self.draws = draws(self.P), draws(self.rho0[None])
+
+    def policies(self, policy: Array | None) -> list[Array]:
+        """Return what a policy on the states of the log, or the one that makes logs, does in each type of episode."""
+        if policy is not None:
+            return [policy[self.cells]] * len(self.types)
+        turned = self.behaviour[:, ::-1] if self.kind == "confounder" else self.behaviour
+        return [self.behaviour, turned][: len(self.types)]
+
+    def chance(self, factor: float) -> Array:
+        """Return the probabilities of a cost at the pairs, in a type of episode."""
+        return self.c if len(self.types) == 1 else np.minimum(0.6 * self.c * factor, 1)
+
+    def follow(self, n: int, rng: np.random.Generator) -> tuple[Any, ...]:
+        """Follow the policy that makes logs, in `n` episodes."""
+        after, first = self.draws
+        actions = draws(np.vstack(self.policies(None)))
+        chance = np.concatenate([self.chance(factor) for factor in self.types])
+        state, alive, parts = first(np.zeros(n, int), rng), np.arange(n), []
+        kinds = rng.integers(0, len(self.types), n)
         for time in range(self.length):
-            s = state[alive]
-            a = np.where(severe[alive], _pick(usual, s, rng), _pick(turned, s, rng))
+            s, kind = state[alive], kinds[alive]
+            a = actions(kind * self.S + s, rng)
             pair = s * self.A + a
-            reached = _pick(after, pair, rng)
-            chance = self.c[pair]
-            if kind in ("type", "confounder"):
-                chance = np.minimum(0.6 * chance * np.where(severe[alive], 1.6, 0.4), 1)
-            cost = (rng.random(len(s)) < chance).astype(float)
+            reached = after(pair, rng)
+            cost = (rng.random(len(s)) < chance[kind * len(self.c) + pair]).astype(float)
             last = time == self.length - 1
-            ended = np.full(len(s), last) if kind == "clock" else rng.random(len(s)) < 0.05
+            ended = rng.random(len(s)) < self.ends if self.ends else np.full(len(s), last)
             cells = self.cells[s], a, self.cells[reached], self.r[pair], cost[:, None], ended, ~ended & last
             parts.append((alive, *cells))
             state[alive] = reached
@@ -193,86 +232,121 @@ class World:
 
     def log(self, n: int, rng: np.random.Generator) -> Dataset:
         """Draw a log of `n` episodes."""
-        return _log(self.follow(n, None, rng), int(self.cells[-1]) + 1, self.A)
+        return _log(self.follow(n, rng), int(self.cells[-1]) + 1, self.A)
 
     def drawn(self, n: float, rng: np.random.Generator) -> tuple[Dataset, float, Array]:
         """Draw a log, and a policy in question."""
         log = self.log(int(n), rng)
         return log, self.gamma, rng.dirichlet(np.ones(self.A), log.n_states)
 
-    def cost(self, policy: Array | None, rng: np.random.Generator, n: int = 20_000) -> tuple[float, float]:
-        """Return the true discounted cost of an episode, and its standard error, by simulation."""
-        _, _, _, _, costs, ended, cut = self.follow(n, policy, rng)
-        first = np.flatnonzero(np.concatenate([[True], (ended | cut)[:-1]]))
-        lengths = np.diff(np.append(first, len(ended)))
-        time = np.arange(len(ended)) - np.repeat(first, lengths)
-        totals = np.bincount(np.repeat(np.arange(n), lengths), costs[0] * self.gamma**time)
-        return float(totals.mean()), float(totals.std() / np.sqrt(n))
+    def cost(self, policy: Array | None) -> float:
+        """Return the true discounted cost of an episode; where only the record stops, episodes go on."""
+        total, steps = 0.0, self.length if self.kind == "clock" else 1000
+        for factor, actions in zip(self.types, self.policies(policy), strict=True):
+            P = np.einsum("sa,sax->sx", actions, self.P.reshape(self.S, self.A, self.S))
+            c = (actions * self.chance(factor).reshape(self.S, self.A)).sum(axis=1)
+            mass = self.rho0 / len(self.types)
+            for _ in range(steps):
+                total += float(mass @ c)
+                mass = self.gamma * (1 - self.ends) * (mass @ P)
+        return total
 
 
 @dataclass(frozen=True)
 class Control:
-    """Episodes of a classic control task in bins, by a rule of thumb that acts at random half the time."""
+    """Episodes of a classic control task in bins, by a rule of thumb that acts at random half the time.
+
+    Attributes
+    ----------
+    rule : callable
+        The action of the rule of thumb.
+    cost : callable
+        Whether a step costs 1, by the observation that follows it and whether the episode ended there.
+    sizes : tuple of int
+        Episodes of logs, drawn from a pool of so many.
+    """
 
     name: str
     rule: Callable[[Array], int]
+    cost: Callable[[Array, bool], bool]
     n_actions: int
     length: int
     pool: int
     bins: int
-
-    @property
-    def episodes(self) -> list[tuple[Array, NDArray[np.int64], Array, bool]]:
-        return _control(self.name, self.rule, self.n_actions, self.length, self.pool)
-
-    def edges(self) -> list[Array]:
-        seen = np.concatenate([observations for observations, *_ in self.episodes])
-        return [np.quantile(column, np.arange(1, self.bins) / self.bins) for column in seen.T]
+    sizes: tuple[int, ...]
 
     def log(self, n: int, rng: np.random.Generator) -> Dataset:
-        """Draw `n` of the episodes; the reward of a step is the task's, and what ends an episode costs 1."""
-        edges, parts = self.edges(), []
-        for k in rng.choice(len(self.episodes), n, replace=False):
-            observations, actions, rewards, ended = self.episodes[k]
-            cells = self.cells(observations, edges)
-            end = np.zeros(len(actions), bool)
-            end[-1] = True
-            parts.append(
-                (cells[:-1], actions, cells[1:], rewards, (end & ended)[:, None], end & ended, end & (not ended))
-            )
+        """Draw `n` of the episodes."""
+        episodes, size = self._binned
+        parts = [episodes[k] for k in rng.choice(self.pool, n, replace=False)]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        columns[4] = columns[4].astype(float).T
-        return _log(tuple(columns), self.bins ** len(edges), self.n_actions)
+        columns[4] = columns[4].T
+        return _log(tuple(columns), size, self.n_actions)
 
-    def cells(self, observations: Array, edges: list[Array]) -> NDArray[np.int64]:
+    @cached_property
+    def edges(self) -> list[Array]:
+        """Quantiles of the observations, by dimension."""
+        seen = np.concatenate([observations for observations, *_ in _played(replace(self, bins=0, sizes=()))])
+        return [np.unique(np.quantile(column, np.arange(1, self.bins) / self.bins)) for column in seen.T]
+
+    @cached_property
+    def _binned(self) -> tuple[list[tuple[Any, ...]], int]:
+        """The columns of the pool's episodes, and the number of cells."""
+        parts = []
+        for observations, actions, rewards, costs, ended in _played(replace(self, bins=0, sizes=())):
+            cells, last = self.cells(observations), np.arange(len(actions)) == len(actions) - 1
+            parts.append((cells[:-1], actions, cells[1:], rewards, costs[:, None], last & ended, last & (not ended)))
+        return parts, self.bins ** len(self.edges)
+
+    def cells(self, observations: Array) -> NDArray[np.int64]:
         """Return the numbers of the cells of observations."""
-        found = np.zeros(len(observations), dtype=np.int64)
-        for column, edge in zip(observations.T, edges, strict=True):
-            found = found * self.bins + np.searchsorted(edge, column)
-        return found
+        cell = np.zeros(len(observations), dtype=np.int64)
+        for column, edge in zip(observations.T, self.edges, strict=True):
+            cell = cell * self.bins + np.searchsorted(edge, column)
+        return cell
+
+    def play(self, n: int, choose: Callable[[Array, np.random.Generator], int], seed: int = 0) -> list[Any]:
+        """Play episodes: observations, actions, rewards, costs, and whether it ended."""
+        import gymnasium
+
+        env, rng, episodes = gymnasium.make(self.name).unwrapped, np.random.default_rng(seed), []
+        for k in range(n):
+            observation, _ = env.reset(seed=1000 * seed + k)
+            seen, actions, rewards, costs, terminated = [observation], [], [], [], False
+            while len(actions) < self.length and not terminated:
+                a = choose(observation, rng)
+                observation, reward, terminated, _, _ = env.step(a)
+                seen.append(observation)
+                actions.append(a)
+                rewards.append(float(reward))
+                costs.append(float(self.cost(observation, terminated)))
+            columns = (np.array(column) for column in (actions, rewards, costs))
+            episodes.append((np.array(seen, dtype=float), *columns, bool(terminated)))
+        return episodes
+
+    def true_cost(self, policy: Array | None, n: int = 200) -> tuple[float, float]:
+        """Return the mean discounted cost of played episodes and its standard error; None is what makes logs."""
+        if policy is None:
+            episodes = _played(replace(self, bins=0, sizes=()))
+        else:
+            table = np.cumsum(policy, axis=1)
+
+            def choose(x: Array, rng: np.random.Generator) -> int:
+                return min(int(np.searchsorted(table[self.cells(x[None])[0]], rng.random())), self.n_actions - 1)
+
+            episodes = self.play(n, choose, seed=1)
+        totals = [float(costs @ GAMMA ** np.arange(len(costs))) for _, _, _, costs, _ in episodes]
+        return float(np.mean(totals)), float(np.std(totals) / np.sqrt(len(totals)))
 
 
 @cache
-def _control(
-    name: str, rule: Callable[[Array], int], n_actions: int, length: int, pool: int
-) -> list[tuple[Array, NDArray[np.int64], Array, bool]]:
-    """Play a pool of episodes, once in a process."""
-    import gymnasium
+def _played(control: Control) -> list[Any]:
+    """Play the pool of a task, once in a process."""
 
-    env, rng, found = gymnasium.make(name), np.random.default_rng(0), []
-    for k in range(pool):
-        observation, _ = env.reset(seed=k)
-        seen, actions, rewards, terminated = [observation], [], [], False
-        for _ in range(length):
-            a = int(rng.integers(n_actions)) if rng.random() < 0.5 else rule(observation)
-            observation, reward, terminated, truncated, _ = env.step(a)
-            seen.append(observation)
-            actions.append(a)
-            rewards.append(float(reward))
-            if terminated or truncated:
-                break
-        found.append((np.array(seen, dtype=float), np.array(actions), np.array(rewards), bool(terminated)))
-    return found
+    def choose(x: Array, rng: np.random.Generator) -> int:
+        return int(rng.integers(control.n_actions)) if rng.random() < 0.5 else control.rule(x)
+
+    return control.play(control.pool, choose)
 
 
 def _balance(x: Array) -> int:
@@ -287,14 +361,26 @@ def _pump(x: Array) -> int:
     return 2 if x[5] > 0 else 0
 
 
+def _fallen(x: Array, ended: bool) -> bool:
+    return ended
+
+
+def _at_the_wall(x: Array, ended: bool) -> bool:
+    return bool(x[0] < -0.9)
+
+
+def _fast(x: Array, ended: bool) -> bool:
+    return bool(abs(x[5]) > 4)
+
+
 CONTROL = {
-    f"{name.split('-')[0]} {bins} bins": Control(name, rule, actions, length, pool, bins)
-    for name, rule, actions, length, pool, sizes in (
-        ("CartPole-v1", _balance, 2, 200, 2000, (3, 6, 10)),
-        ("MountainCar-v0", _swing, 3, 200, 1000, (6, 12)),
-        ("Acrobot-v1", _pump, 3, 300, 400, (2, 3)),
+    f"{name.split('-')[0]} {bins} bins": Control(name, rule, cost, actions, length, pool, bins, sizes)
+    for name, rule, cost, actions, length, pool, sizes, every in (
+        ("CartPole-v1", _balance, _fallen, 2, 200, 2000, (50, 200, 1000), (3, 6, 10)),
+        ("MountainCar-v0", _swing, _at_the_wall, 3, 200, 400, (20, 50, 100), (6, 12)),
+        ("Acrobot-v1", _pump, _fast, 3, 200, 400, (20, 50, 100), (2, 3)),
     )
-    for bins in sizes
+    for bins in every
 }
 #: clock: every episode ends after 20 steps, marked terminated; type: half the episodes cost 0.96 times as much, the
 #: others 0.24 times; confounder: the same, and the two halves act in different ways; lumped: neighbours are one state.

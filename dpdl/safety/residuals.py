@@ -223,7 +223,8 @@ class Half:
         both = np.add.reduceat(cross, self.pairs) + at_pair
         cross += self.share * (at_pair - both / 2).repeat(self.n_cells)
         T = (both / 2) @ self.model.weight[self.cell_pair[self.pairs]]
-        return float(T), np.bincount(self.cell_unit, cross * self.weighted)
+        by_unit: Any = np.bincount(self.cell_unit, cross * self.weighted)
+        return float(T), by_unit
 
 
 def both_halves(rows: Steps, unit: Ints, gamma: float) -> list[Half]:
@@ -255,15 +256,18 @@ def statistics(halves: list[Half], profiles: dict[str, Any] | None = None) -> It
             known = [first, second]
             if profiles is not None and history in ("time", "episode so far"):
                 profiles.setdefault(name, {})[history] = _profile(known, residuals)
-            T, parts = zip(*map(Half.statistic, halves, residuals, known), strict=True)
-            squares = np.array([part @ part for part in parts])
-            squares[squares <= np.square([scale * abs(h.values).max() for h in known])] = 0.0
-            if not squares.any():
+            T, by_unit = zip(*map(Half.statistic, halves, residuals, known), strict=True)
+            sizes = np.array([abs(part).max() for part in by_unit])
+            compared = sizes > [scale * abs(h.values).max() for h in known]
+            if not compared.any():
                 continue  # the pair decides what happened before, or no two episodes can be compared
+            parts = [part / sizes.max() for part in by_unit]
+            squares = np.array([part @ part for part in parts]) * compared
+            T = T / sizes.max() * compared
             if history == _LEARNED:
-                z = np.mean(T / np.sqrt(np.where(squares > 0, squares, np.inf)))
+                z = np.mean(T / np.sqrt(np.where(compared, squares, 1.0)))
             else:
-                z = np.sum(T, where=squares > 0) / np.sqrt(squares.sum())
+                z = T.sum() / np.sqrt(squares.sum())
             yield name, history, float(z), float(squares.sum() ** 2 / sum((part**4).sum() for part in parts))
 
 
