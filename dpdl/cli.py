@@ -272,7 +272,7 @@ def frontier(options: Any) -> int:
         **_question(options, log),
         constraint=0 if options.constraint is None else options.constraint,
         values=options.values,
-        **_confidence(options, accept_misfit=False),
+        **_confidence(options),
     )
     return _show(options, points.to_json(), repr(points))
 
@@ -382,10 +382,10 @@ def _question(options: Any, log: Any) -> dict[str, Any]:
     return question | {"rho0": rho0}
 
 
-def _confidence(options: Any, *, accept_misfit: bool = True) -> dict[str, Any]:
+def _confidence(options: Any) -> dict[str, Any]:
     """Arguments delta, cost_max and accept_misfit."""
-    accepted = {"accept_misfit": options.accept_misfit} if accept_misfit else {}
-    return {"delta": options.delta, "cost_max": dict(options.cost_max or ()) or None, **accepted}
+    cost_max = dict(options.cost_max or ()) or None
+    return {"delta": options.delta, "cost_max": cost_max, "accept_misfit": options.accept_misfit}
 
 
 # Output.

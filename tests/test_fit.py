@@ -325,6 +325,16 @@ def test_a_misfit_is_accepted_by_name_only(misfit, tmp_path):
     assert dpdl.certify(answer.policy, misfit, **QUESTION, accept_misfit=True).holds
 
 
+def test_a_frontier_certifies_nothing_of_a_log_that_does_not_fit(misfit):
+    rejected = dpdl.frontier(misfit, **QUESTION, values=[4.0, 6.0])
+    assert "does not come from one decision process" in repr(rejected)
+    assert {point.certified for point in rejected.points} == {None}
+    assert rejected.points[-1].reward is not None
+    accepted = dpdl.frontier(misfit, **QUESTION, values=[6.0], accept_misfit=True)
+    assert accepted.misfit == rejected.misfit
+    assert accepted.points[0].certified is not None
+
+
 def test_a_certificate_shows_what_the_log_itself_earned():
     """Of whole episodes it is their mean; where episodes are cut off, or not known, it is called the model's."""
     rng = np.random.default_rng(0)

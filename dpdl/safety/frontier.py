@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.files.saved import Saved
 from dpdl.question import pose
+from dpdl.safety.fit import check_model
 from dpdl.safety.proposals import Proposer
 from dpdl.safety.safe import Search
 from dpdl.safety.task import Task, make_task
@@ -58,12 +60,16 @@ class Frontier(Saved):
     points : tuple of Point
         From the strictest limit to the loosest.
     delta : float
+    misfit : str or None
+        How the log contradicts the model, on which every point rests (`dpdl.check_model`). No point is then certified
+        unless the caller accepts that.
     """
 
     FORMAT = "dpdl frontier"
     name: str
     points: tuple[Point, ...]
     delta: float
+    misfit: str | None = None
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -74,15 +80,21 @@ class Frontier(Saved):
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table."""
         return [
-            (text.tidy(one.limit), *(text.tidy(value) or "none" for value in (one.reward, one.certified, one.price)))
-            for one in self.points
+            (
+                text.tidy(point.limit),
+                *(text.tidy(value) or "none" for value in (point.reward, point.certified, point.price)),
+            )
+            for point in self.points
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(text.aligned(self.header, self.rows))
+        lines = text.aligned(self.header, self.rows)
+        return "\n".join(lines if self.misfit is None else [*lines, self.misfit])
 
     def _repr_html_(self) -> str:
-        return text.html_table(self.header, self.rows)
+        return text.html_table(self.header, self.rows) + (
+            "" if self.misfit is None else f"<p>{escape(self.misfit)}</p>"
+        )
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the reward against the limit, and return the axes (extra ``plot``)."""
@@ -92,13 +104,14 @@ class Frontier(Saved):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file, for `from_json`."""
-        return {"name": self.name, "delta": self.delta, "points": [point._asdict() for point in self.points]}
+        points = [point._asdict() for point in self.points]
+        return {"name": self.name, "delta": self.delta, "points": points, "misfit": self.misfit}
 
     @classmethod
     def from_json(cls, content: Any) -> Frontier:
         """Make the frontier of what `to_json` returned."""
-        expect_names("the frontier", content, {"name", "delta", "points"})
-        return cls(content["name"], tuple(Point(**point) for point in content["points"]), content["delta"])
+        expect_names("the frontier", content, {"name", "delta", "points", "misfit"})
+        return cls(**content | {"points": tuple(Point(**point) for point in content["points"])})
 
 
 def frontier(
@@ -113,6 +126,7 @@ def frontier(
     rho0: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     cost_max: Any = None,
+    accept_misfit: bool = False,
 ) -> Frontier:
     """Return what the best policy earns at each limit of a constraint, the other limits staying as they are.
 
@@ -133,6 +147,8 @@ def frontier(
         Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
     cost_max : mapping of str to float, or array_like, optional
         The most that a step may cost.
+    accept_misfit : bool, optional
+        Certify points under the model even if the log contradicts it.
 
     Examples
     --------
@@ -144,7 +160,7 @@ def frontier(
     0.5               0.5               0.5      1
     1                   1                 1      1
     """
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max)
+    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
     if not task.names:
         raise ValueError("log has no constraints")
     i = _number(constraint, task.names)
@@ -161,6 +177,7 @@ def frontier(
     else:
         given = np.atleast_1d(check.numbers_array("values", values))
         totals = np.array([task.total(limit) for limit in given])
+    fit = check_model(task.log, gamma=task.gamma)
     points: list[Point] = []
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
@@ -168,10 +185,11 @@ def frontier(
             if line.is_due():
                 line.draw(f"frontier: {len(points)} of {len(totals)} limits")
             limited = _with_limit(task, i, float(total))
-            found = Search(limited, parts=PARTS)
-            found.samples = search.samples
-            found.run(line)
-            safest = max(safest, *(-float(tested.trial.estimate[0]) for tested in found.passed), -np.inf)
+            if task.accept_misfit or not fit.rejected:
+                tests = Search(limited, parts=PARTS)
+                tests.samples = search.samples
+                tests.run(line)
+                safest = max(safest, *(-float(tested.trial.estimate[0]) for tested in tests.passed), -np.inf)
             policy = proposer.at(limited.limits)
             J = whole.evaluate(policy).J
             kept = bool((J[1:] <= limited.limits + 1e-6 * (abs(J[1:]) + abs(limited.limits))).all())
@@ -184,7 +202,8 @@ def frontier(
                     None,
                 )
             )
-    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta)
+    misfit = fit.message if fit.rejected else None
+    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta, misfit)
 
 
 def _with_limit(task: Task, i: int, total: float) -> Task:
