@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from dpdl import _validation as check
 from dpdl import theory
@@ -38,33 +38,6 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "mixing_time": {"at_least": 1},
     **{name: {"above": 0} for name in ("c_o", "c_e", "eta", "alpha_V", "alpha_lam", "alpha_x")},
 }
-
-
-class SettingKeywords(TypedDict, total=False):
-    """Keywords of `Settings`, for every function that takes settings."""
-
-    gamma: float
-    psi: float | None
-    slater: float | None
-    T: int | None
-    eps: float | None
-    delta: float
-    kappa: float | None
-    floor: float | None
-    order: str
-    eta: float | None
-    alpha_V: float | None
-    alpha_lam: float | None
-    alpha_x: float | None
-    radius_V: float | None
-    radius_lam: float | None
-    mixing_time: float | str | None
-    short_steps: bool
-    c_o: float
-    c_e: float | None
-    refresh: int | None
-    limits: Any
-    limit_on: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +163,7 @@ class Settings:
         steps_known = self.T is not None or self.eps is not None
         return self.psi is not None and self.slater is not None and steps_known
 
-    def changed(self, **changes: Unpack[SettingKeywords]) -> Settings:
+    def changed(self, **changes: Any) -> Settings:
         """Return the stated settings with some changed; unknown names raise."""
         return Settings.of(self, dict(changes))
 
@@ -247,9 +220,7 @@ class Settings:
         return resolved
 
     @classmethod
-    def from_theory(
-        cls, n_states: int, n_actions: int, n_utilities: int, **keywords: Unpack[SettingKeywords]
-    ) -> Resolved:
+    def from_theory(cls, n_states: int, n_actions: int, n_utilities: int, **keywords: Any) -> Resolved:
         """Return the constants of Theorem 4.1 for gamma, slater, psi and eps, including T.
 
         Examples

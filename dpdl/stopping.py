@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypedDict
 
 from dpdl import _validation as check
 
@@ -30,13 +29,6 @@ class Status(Enum):
     def worst(cls, statuses: list[Status]) -> Status:
         """The status of several runs together."""
         return [status for status in cls if status in statuses][-1]
-
-
-class LimitKeywords(TypedDict, total=False):
-    """Keywords of `Limits`, for every function that drives a run."""
-
-    step_limit: int | None
-    time_limit: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 from dpdl import Dataset, Settings, instances, learn, learn_adaptive, mixing, replicate, resume, sweep, verify
 from dpdl import _validation as check
 from dpdl.data.reference import Reference
-from dpdl.learner.drive import OptionKeywords
-from dpdl.settings import SettingKeywords
+from dpdl.learner.arguments import parameters
+from dpdl.learner.drive import Options
 from logs import make_log
 
 LOG = make_log("trajectory", 1)
@@ -170,21 +170,21 @@ def test_a_keyword_that_is_like_no_other_gets_the_list():
 
 def test_signatures_show_all_keywords():
     """Interactive completion reads them there."""
-    common = {*SettingKeywords.__annotations__, *OptionKeywords.__annotations__, "rho0", "initial_states", "rng"}
+    common = {*parameters(Settings), *parameters(Options), "rho0", "initial_states", "rng"}
     for function in STARTERS:
-        parameters = inspect.signature(function).parameters
-        assert common <= parameters.keys()
-        assert {one.kind for one in parameters.values()} == {
+        shown = inspect.signature(function).parameters
+        assert common <= shown.keys()
+        assert {one.kind for one in shown.values()} == {
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             inspect.Parameter.KEYWORD_ONLY,
         }
-        defaults = {name: one.default for name, one in parameters.items()}
+        defaults = {name: one.default for name, one in shown.items()}
         assert (defaults["delta"], defaults["every"]) == (0.05, 60.0)
         assert {defaults[name] for name in ("psi", "slater", "T")} == {None}  # found from the data
         assert (defaults["T"], defaults["rng"], defaults["callback"]) == (None, None, None)
         assert defaults["gamma"] is inspect.Parameter.empty
     shown = inspect.signature(resume).parameters
-    assert shown.keys() == {"path", "log", "settings", *OptionKeywords.__annotations__} - {"checkpoint"}
+    assert shown.keys() == {"path", "log", "settings", *parameters(Options)} - {"checkpoint"}
 
 
 def test_none_is_what_is_found_from_the_data():

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dpdl import _validation as check
 from dpdl import theory
@@ -24,7 +23,7 @@ from dpdl.files.atomic import FileLock
 from dpdl.learner import checkpoint
 from dpdl.learner.arguments import accepts, parse, refuse_unknown
 from dpdl.learner.defaults import mixing_time_bound
-from dpdl.learner.drive import OptionKeywords, Options, drive
+from dpdl.learner.drive import Options, drive
 from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.layout import PAPER, Inputs, Layout
 from dpdl.learner.run import Run
@@ -32,7 +31,7 @@ from dpdl.learner.verify import Verification, verify
 from dpdl.premises import Premise, combined
 from dpdl.question import pose
 from dpdl.result import Result
-from dpdl.settings import ESTIMATE, SettingKeywords, Settings
+from dpdl.settings import ESTIMATE, Settings
 from dpdl.stopping import Status
 from dpdl.theory import Problem
 
@@ -74,15 +73,7 @@ class Level:
         return math.nan if self.verification is None else self.verification.reward
 
 
-class AdaptiveKeywords(SettingKeywords, OptionKeywords, total=False):
-    """Keywords of `learn_adaptive` that it shares with `learn`."""
-
-    rho0: ArrayLike | None
-    initial_states: ArrayLike | None
-    known: Collection[str]
-
-
-@accepts(AdaptiveKeywords)
+@accepts(Settings, Inputs.of, Options, but=("reference", "start", "strict"))
 def learn_adaptive(
     log: Dataset,
     settings: Settings | None = None,
@@ -96,7 +87,7 @@ def learn_adaptive(
     eps_divisor: float = theory.ADAPTIVE_EPS_DIVISOR,
     exit_margin: float = theory.EXIT_MARGIN,
     resume: bool = False,
-    **keywords: Unpack[AdaptiveKeywords],
+    **keywords: Any,
 ) -> Result:
     """Learn a safe policy without knowing C*: DPDL with growing psi until VERIFY passes (Algorithm 2).
 
@@ -150,9 +141,7 @@ def learn_adaptive(
     """
     refuse_unknown(learn_adaptive, keywords)
     first: dict[str, Any] = {} if settings is not None else {"psi": 1.0}
-    chosen, inputs, options = parse(
-        log, settings, first | dict(keywords), AdaptiveKeywords, knowable=("slater", "mixing_time")
-    )
+    chosen, inputs, options = parse(log, settings, first | keywords, knowable=("slater", "mixing_time"))
     schedule = _Schedule(
         log=pose(log, *chosen.asked),
         base=chosen,

@@ -1,6 +1,6 @@
 """The keywords that every function which starts a run accepts, defined once.
 
-They are those of `Settings`, of `Inputs` (what a run reads) and of `Options` (how it is driven).
+They are those of `Settings`, of `Inputs.of` (what a run reads) and of `Options` (how it is driven).
 """
 
 from __future__ import annotations
@@ -11,39 +11,34 @@ from typing import Any, TypeVar
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.learner.drive import OptionKeywords, Options
-from dpdl.learner.layout import InputKeywords, Inputs
+from dpdl.learner.drive import Options
+from dpdl.learner.layout import Inputs
 from dpdl.question import pose
-from dpdl.settings import SettingKeywords, Settings
+from dpdl.settings import Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-class RunKeywords(SettingKeywords, InputKeywords, OptionKeywords, total=False):
-    """Keywords of `learn`."""
-
-
-#: Where the keywords of each kind are checked.
-_CHECKED_BY = {SettingKeywords: Settings, InputKeywords: Inputs.of, OptionKeywords: Options}
+#: Parameters that are not for callers.
+_INTERNAL = ("log", "knowable", "stop")
 
 
 def parse(
-    log: Dataset, settings: Settings | None, keywords: dict[str, Any], accepted: Any = RunKeywords, **inputs: Any
+    log: Dataset, settings: Settings | None, keywords: dict[str, Any], **inputs: Any
 ) -> tuple[Settings, Inputs, Options]:
-    """Sort keywords by what they belong to, and check them.
-
-    Further keywords are arguments of `Inputs.of`.
-    """
-    rest = dict(keywords)
-
-    def taken(kind: Any) -> dict[str, Any]:
-        names = keywords.keys() & accepted.__annotations__.keys() & kind.__annotations__.keys()
-        return {name: rest.pop(name) for name in names}
-
-    options, given = Options(**taken(OptionKeywords)), taken(InputKeywords)
+    """Sort keywords by what they belong to, and check them; further keywords are arguments of `Inputs.of`."""
+    of_options, of_inputs = parameters(Options), parameters(Inputs.of)
+    options = Options(**{name: value for name, value in keywords.items() if name in of_options})
     check.instance("log", log, Dataset)
+    rest = {name: value for name, value in keywords.items() if name not in of_options and name not in of_inputs}
     chosen = Settings.of(settings, rest)
+    given = {name: value for name, value in keywords.items() if name in of_inputs}
     return chosen, Inputs.of(pose(log, *chosen.asked), **given, **inputs), options
+
+
+def parameters(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keywords that a kind of arguments adds to a signature."""
+    every = inspect.signature(kind).parameters
+    return {name: parameter for name, parameter in every.items() if name not in _INTERNAL}
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> None:
@@ -55,20 +50,14 @@ def refuse_unknown(function: Callable[..., Any], keywords: Iterable[str]) -> Non
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
 
 
-def accepts(keywords: Any, but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Decorate a function that takes ``**keywords`` so that its signature lists them, with their defaults."""
-    defaults = {
-        name: parameter
-        for checked_by in _CHECKED_BY.values()
-        for name, parameter in inspect.signature(checked_by).parameters.items()  # type: ignore[arg-type]
-    }
+def accepts(*kinds: Callable[..., Any], but: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Decorate a function that takes ``**keywords`` so that its signature lists those of some kinds."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        taken = {*but, *(one.name for one in own)}
-        more = [defaults[name] for name in keywords.__annotations__ if name not in taken]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        more = {name: each for kind in kinds for name, each in parameters(kind).items() if name not in (*own, *but)}
+        function.__signature__ = signature.replace(parameters=[*own.values(), *more.values()])  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -24,25 +24,13 @@ from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.progress import Progress
 from dpdl.learner.run import Run
 from dpdl.result import Result
-from dpdl.stopping import LimitKeywords, Limits, Status
+from dpdl.stopping import Limits, Status
 
 #: Longest time that the core runs before it returns to Python, in seconds.
 CHUNK_SECONDS = 0.02
 
 Callback = Callable[[Result], object]
 logger = logging.getLogger("dpdl")
-
-
-class OptionKeywords(LimitKeywords, total=False):
-    """Keywords of `Options`, for every function that drives a run."""
-
-    callback: Callback | None
-    callback_every: int | None
-    callback_seconds: float | None
-    progress: bool | None
-    checkpoint: str | os.PathLike[str] | None
-    every: float
-    chunk: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

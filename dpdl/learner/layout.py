@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,18 +42,6 @@ FEASIBLE = 1e-9
 LARGEST = 1e300
 #: Smallest default of `refresh`: few enough steps to bound drift, enough to make the cost negligible.
 LEAST_REFRESH = 2**16
-
-
-class InputKeywords(TypedDict, total=False):
-    """Keywords of `Inputs.of`, for every function that starts a run."""
-
-    rho0: ArrayLike | None
-    initial_states: ArrayLike | None
-    n_reference: int | None
-    reference: Reference | None
-    start: Point | str | None
-    known: Collection[str]
-    strict: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.learner import checkpoint
-from dpdl.learner.arguments import RunKeywords, accepts, parse, refuse_unknown
-from dpdl.learner.drive import OptionKeywords, Options, drive
+from dpdl.learner.arguments import accepts, parse, refuse_unknown
+from dpdl.learner.drive import Options, drive
 from dpdl.learner.interrupts import Interrupts
-from dpdl.learner.layout import Layout
+from dpdl.learner.layout import Inputs, Layout
 from dpdl.learner.run import Run
 from dpdl.result import Result
 from dpdl.settings import Settings
 
 
-@accepts(RunKeywords)
+@accepts(Settings, Inputs.of, Options)
 def learn(
     log: Dataset,
     settings: Settings | None = None,
     *,
     rng: np.random.Generator | int | None = None,
-    **keywords: Unpack[RunKeywords],
+    **keywords: Any,
 ) -> Result:
     """Learn a policy with high reward that satisfies every constraint, from a fixed log (DPDL, Algorithm 1).
 
@@ -108,7 +108,7 @@ def learn(
     """
     refuse_unknown(learn, keywords)
     generator = check.generator(rng)
-    chosen, inputs, options = parse(log, settings, dict(keywords))
+    chosen, inputs, options = parse(log, settings, keywords)
     with Interrupts() as interrupts:
         run = Run.new(Layout.of(log, chosen, inputs), generator)
         if options.checkpoint is not None:
@@ -117,12 +117,12 @@ def learn(
         return drive(run, options, interrupts, new=True)
 
 
-@accepts(OptionKeywords, but=("checkpoint",))
+@accepts(Options, but=("checkpoint",))
 def resume(
     path: str | os.PathLike[str],
     log: Dataset,
     settings: Settings | None = None,
-    **keywords: Unpack[OptionKeywords],
+    **keywords: Any,
 ) -> Result:
     """Continue a run from its checkpoint: the result is bit for bit that of a run which was never interrupted.
 
@@ -154,8 +154,7 @@ def resume(
         raise TypeError("resume writes to the checkpoint that it resumes from; checkpoint cannot be given")
     refuse_unknown(resume, keywords)
     where = Path(os.path.realpath(check.path("path", path)))
-    given: dict[str, Any] = dict(keywords)
-    options = Options(**given, checkpoint=where)
+    options = Options(**keywords, checkpoint=where)
     if where.is_dir():
         raise IsADirectoryError(f"{where} is a folder: continue it by the call that made it, with resume=True")
     with Interrupts() as interrupts:

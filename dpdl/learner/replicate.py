@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import FileLock
 from dpdl.learner import checkpoint
-from dpdl.learner.arguments import RunKeywords, accepts, parse, refuse_unknown
+from dpdl.learner.arguments import accepts, parse, refuse_unknown
 from dpdl.learner.drive import Options, drive
 from dpdl.learner.interrupts import Interrupts
 from dpdl.learner.layout import Inputs, Layout
@@ -80,7 +80,7 @@ class Replicas:
         return "\n".join(lines + ([] if result.evaluation is None else result.evaluation.lines()))
 
 
-@accepts(RunKeywords)
+@accepts(Settings, Inputs.of, Options)
 def replicate(
     log: Dataset,
     settings: Settings | None = None,
@@ -89,7 +89,7 @@ def replicate(
     rng: np.random.Generator | int | None = None,
     executor: cf.Executor | None = None,
     resume: bool = False,
-    **keywords: Unpack[RunKeywords],
+    **keywords: Any,
 ) -> Replicas:
     """Run `learn` n times with independent randomness, and average.
 
@@ -139,7 +139,7 @@ def replicate(
     """
     refuse_unknown(replicate, keywords)
     n = check.whole("n", n, at_least=1)
-    runs = _Runs("replica", log, [parse(log, settings, dict(keywords))] * n, executor, resume)
+    runs = _Runs("replica", log, [parse(log, settings, keywords)] * n, executor, resume)
     by_number = runs.take_place(
         rng, lambda root: np.random.SeedSequence(root.entropy, spawn_key=root.spawn_key).spawn(n)
     )
@@ -192,7 +192,7 @@ def _yes(kept: bool) -> str:
     return "yes" if kept else "NO"
 
 
-@accepts(RunKeywords)
+@accepts(Settings, Inputs.of, Options)
 def sweep(
     log: Dataset,
     settings: Settings | None = None,
@@ -201,7 +201,7 @@ def sweep(
     rng: np.random.Generator | int | None = None,
     executor: cf.Executor | None = None,
     resume: bool = False,
-    **keywords: Unpack[RunKeywords],
+    **keywords: Any,
 ) -> Sweep:
     """Run `learn` at every point of a grid; what is derived from a setting is derived again at every point.
 
@@ -231,9 +231,9 @@ def sweep(
     {'kappa': 1.0} [[0.2, 0.8]]
     """
     refuse_unknown(sweep, keywords)
-    points = _grid(over, dict(keywords), rng)
+    points = _grid(over, keywords, rng)
     named = [{name: value for name, value in point.items() if name != "rng"} for point in points]
-    asked = [parse(log, settings, dict(keywords) | values) for values in named]
+    asked = [parse(log, settings, keywords | values) for values in named]
     runs = _Runs("point", log, asked, executor, resume, points)
     results = runs.take_place(rng, lambda root: [point.get("rng", root) for point in points])
     return Sweep(
