@@ -475,7 +475,7 @@ def test_a_checkpoint_of_another_version_is_refused(path):
     break_off(path, 2000)
     header, arrays = checkpoint.read(path)
     checkpoint.write(path, header | {"arithmetic": 4}, arrays)
-    with pytest.raises(ValueError, match="its arithmetic is version 4, that of this dpdl is 5"):
+    with pytest.raises(ValueError, match="its arithmetic is version 4, that of this dpdl is 6"):
         resume(path, LOG)
 
 

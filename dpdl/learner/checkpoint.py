@@ -8,10 +8,10 @@ JSON with what the run follows from:
     fingerprint     of the log
     settings        as the caller stated them
     found           psi, slater, T and the mixing time, if they were found from the log
-    n_reference, known, strict, initial_estimated, reference_given, start      the other arguments
+    inputs, reference_given, start      the other arguments
     digest          SHA-256 of the initial distribution, the counts of mu_hat and the coordinates
     n_samples       of mu_hat
-    generator       state of the bit generator, as NumPy gives it; an array in it as {"dtype": ..., "values": [...]}
+    generator       state of the bit generator, as NumPy gives it
 
 A checkpoint is written to a temporary file in the same folder, flushed to the disk and renamed: at every moment the
 path holds a complete checkpoint, the old or the new one. A process that is killed leaves its temporary file behind,
@@ -24,11 +24,8 @@ import contextlib
 import hashlib
 import json
 import os
-import struct
 import sys
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -53,27 +50,14 @@ from dpdl.settings import Resolved, Settings
 from dpdl.stopping import Status
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
-ARITHMETIC = 5
+ARITHMETIC = 6
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: The file in a folder of checkpoints that is locked while runs use it.
 LOCK = "lock"
-_HEADER, _FOUND = "header", ("psi", "slater", "T", "mixing_time", "order")
-
-#: What zipfile and NumPy raise when they read a damaged archive.
-_DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-)
+_HEADER = "header"
+_FOUND = ("psi", "slater", "T", "mixing_time", "order")
+_INPUTS = ("n_reference", "strict", "initial_estimated")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -81,7 +65,7 @@ Arrays = dict[str, NDArray[Any]]
 def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
     """Write a checkpoint of a run, to which the lock `held` is moved; with `new`, the path must not exist."""
     layout = run.layout
-    header = _origin(layout) | {"generator": generator_to_json(run.core.sampler.bit_generator)}
+    header = _origin(layout) | {"generator": run.core.sampler.bit_generator.state}
     arrays = run.core.state() | {
         "initial": layout.inputs.initial,
         "reference_pairs": layout.reference.pairs,
@@ -103,7 +87,7 @@ def load(path: Path, log: Dataset, settings: Settings | None = None, like: Layou
         _compare(path, header["settings"], json.loads(settings.to_json()))
     layout = like or _layout(header, arrays, log)
     _compare(path, header, _origin(layout))
-    sampler, log = layout.sampler(generator_from_json(header["generator"])), layout.log
+    sampler, log = layout.sampler(_generator(header["generator"])), layout.log
     blank = np.zeros(len(layout.coordinates.c)), np.zeros(log.n_states), np.zeros(log.n_utilities)
     run = Run(layout, _core.LazyCore(layout, sampler, *blank))
     run.core.restore({name: arrays[name] for name in run.core.state()})
@@ -180,10 +164,7 @@ def _origin(layout: Layout) -> dict[str, Any]:
         "fingerprint": layout.log.fingerprint,
         "settings": json.loads(settings.to_json()),
         "found": {name: getattr(settings, name) for name in _FOUND},
-        "n_reference": inputs.n_reference,
-        "known": list(inputs.known),
-        "strict": inputs.strict,
-        "initial_estimated": inputs.initial_estimated,
+        "inputs": {name: getattr(inputs, name) for name in _INPUTS} | {"known": list(inputs.known)},
         "reference_given": inputs.reference is not None,
         "start": layout.start_name,
         "n_samples": int(reference.n_samples),
@@ -198,23 +179,14 @@ def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
     settings: Resolved = replace(stated, **header["found"]).resolve(
         log.n_states, log.n_actions, log.n_utilities, stated
     )
+    counts = arrays["reference_pairs"], arrays["reference_counts"], header["n_samples"]
+    reference = Reference(*counts, settings.floor, log.n_states, log.n_actions)
+    known = tuple(header["inputs"]["known"])
     inputs = Inputs(
+        **(header["inputs"] | {"known": known}),
         initial=arrays["initial"],
-        n_reference=header["n_reference"],
-        known=tuple(header["known"]),
-        strict=header["strict"],
-        initial_estimated=header["initial_estimated"],
+        reference=reference if header["reference_given"] else None,
     )
-    reference = Reference(
-        arrays["reference_pairs"],
-        arrays["reference_counts"],
-        n_samples=header["n_samples"],
-        floor=settings.floor,
-        n_states=log.n_states,
-        n_actions=log.n_actions,
-    )
-    if header["reference_given"]:
-        inputs = replace(inputs, reference=reference)
     start = header["start"]
     aim = plan(log, settings.gamma, inputs.initial, stated.psi) if start == PLAN else None
     return Layout.assemble(log, settings, inputs, reference, start, plan=aim)
@@ -225,13 +197,10 @@ def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None
     for name, value in wanted.items():
         if isinstance(value, dict):
             _compare(path, stored[name], value)
+        elif stored[name] != value and name == "digest":
+            raise _unusable(path, "rho0, reference or the part of the log differ")
         elif stored[name] != value:
-            what = (
-                "rho0, reference or the part of the log differ"
-                if name == "digest"
-                else f"{stored[name]!r}, not {value!r}"
-            )
-            raise _unusable(path, f"it belongs to another run: {name} = {what}" if name != "digest" else what)
+            raise _unusable(path, f"it belongs to another run: {name} = {stored[name]!r}, not {value!r}")
 
 
 def check_generator(generator: np.random.Generator) -> None:
@@ -241,30 +210,23 @@ def check_generator(generator: np.random.Generator) -> None:
         raise TypeError(f"a checkpoint needs a generator over one of {', '.join(GENERATORS)}, got {kind.__name__}")
 
 
-def generator_to_json(bit_generator: np.random.BitGenerator) -> Any:
-    """Return the state of a bit generator as JSON values."""
-
-    def plain(state: Any) -> Any:
-        if isinstance(state, dict):
-            return {name: plain(value) for name, value in state.items()}
-        if isinstance(state, np.ndarray):
-            return {"dtype": state.dtype.str, "values": state.tolist()}
-        return state.item() if isinstance(state, np.generic) else state
-
-    return plain(bit_generator.state)
-
-
-def generator_from_json(content: Any) -> np.random.Generator:
-    """Make a generator in the state that `generator_to_json` wrote."""
-
-    def state(content: Any) -> Any:
-        if isinstance(content, dict) and content.keys() == {"dtype", "values"}:
-            return np.array(content["values"], dtype=content["dtype"])
-        return {name: state(value) for name, value in content.items()} if isinstance(content, dict) else content
-
-    bits = getattr(np.random, check.choice("bit_generator", content["bit_generator"], GENERATORS))()
-    bits.state = state(content)
+def _generator(state: dict[str, Any]) -> np.random.Generator:
+    """A generator in a stored state."""
+    bits = getattr(np.random, check.choice("bit_generator", state["bit_generator"], GENERATORS))()
+    bits.state = state
     return np.random.Generator(bits)
+
+
+# ---- The header in JSON; arrays are in the state of some bit generators ----
+
+
+def _plain(value: Any) -> Any:
+    return {"dtype": value.dtype.str, "values": value.tolist()} if isinstance(value, np.ndarray) else value.item()
+
+
+def _restored(content: dict[str, Any]) -> Any:
+    is_array = content.keys() == {"dtype", "values"}
+    return np.array(content["values"], dtype=content["dtype"]) if is_array else content
 
 
 # ---- The file ----
@@ -280,7 +242,7 @@ def write(
     """
     if new:
         remove_leftovers(path)
-    text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    text = np.frombuffer(json.dumps(header, default=_plain).encode(), dtype=np.uint8)
     trouble = naming_the_target(path, "the checkpoint could not be written")
     with trouble, _locked_temporary(path, held) as (temporary, file):
         _write_npz(file, {_HEADER: text, **arrays})
@@ -313,8 +275,8 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(arrays.pop(_HEADER).tobytes())
-    except _DAMAGE as error:
+        header = json.loads(arrays.pop(_HEADER).tobytes(), object_hook=_restored)
+    except Exception as error:  # zipfile and NumPy raise many kinds when they read a damaged archive
         raise _unusable(path, f"it is damaged, or no checkpoint ({error})") from None
     if header["arithmetic"] != ARITHMETIC:
         found = header["arithmetic"]
