@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from typing import Self
 
 #: Seconds before the line is first drawn, and between two drawings.
 DELAY, INTERVAL = 2.0, 0.2
@@ -31,7 +32,7 @@ class StatusLine:
         self._shown = on_terminal() if shown is None else shown
         self._width, self._due = 0, time.monotonic() + DELAY
 
-    def __enter__(self) -> StatusLine:
+    def __enter__(self) -> Self:
         return self
 
     def is_due(self) -> bool:

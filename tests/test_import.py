@@ -18,7 +18,6 @@ HEAVY = [
         "polars",
         "dask",
         "distributed",
-        "tqdm",
         "h5py",
         "minari",
         "gymnasium",
@@ -74,7 +73,7 @@ def test_the_three_lists_of_public_names_agree():
 
 
 def test_importing_dpdl_loads_no_optional_package():
-    optional = ["matplotlib", "tqdm", "pyarrow", "h5py", "minari", "dask", "gymnasium", "pandas"]
+    optional = ["matplotlib", "pyarrow", "h5py", "minari", "dask", "gymnasium", "pandas"]
     script = "import sys, dpdl; [getattr(dpdl, name) for name in dpdl.__all__]; "
     script += f"print(*[name for name in {optional} if name in sys.modules])"
     assert python(script, cwd=Path(dpdl.__file__).parents[1]).stdout.split() == []

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from dpdl import _core, peek, resume
-from dpdl.learner import checkpoint
+from dpdl.learner import checkpoint, progress
 from dpdl.learner import drive as driver
 from dpdl.learner import layout as layouts
-from dpdl.learner import progress as _progress
 from dpdl.stopping import Status
 from long_runs import LOG, T, bits, run
 
@@ -657,8 +656,7 @@ def test_the_callback_sees_the_running_averages_after_resuming_too(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for name in ("DELAY", "INTERVAL", "LOG_INTERVAL"):
-        monkeypatch.setattr(_progress, name, 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -682,42 +680,10 @@ def test_the_logger_is_not_told_often(caplog):
     assert caplog.records == []
 
 
-class Terminal:
-    """Standard error on a terminal that goes away."""
-
-    def __init__(self, error):
-        self.error, self.text = error, ""
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        if "50.0%" in text:
-            self.gone = True
-        if getattr(self, "gone", False):
-            raise self.error
-        self.text += text
-
-    def flush(self):
-        if getattr(self, "gone", False):
-            raise self.error
-
-
 def test_a_closed_standard_error_is_no_terminal(monkeypatch, tmp_path):
     with open(tmp_path / "closed", "w") as file:
         pass
     monkeypatch.setattr(sys, "stderr", file)
-    assert not _progress.Progress(10, None).show
+    assert not progress.Progress(10, None).show
     monkeypatch.setattr(sys, "stderr", None)
-    assert not _progress.Progress(10, True).show
-
-
-@pytest.mark.usefixtures("impatient")
-def test_tqdm_counts_from_where_it_began(monkeypatch, tmp_path):
-    pytest.importorskip("tqdm")
-    terminal = Terminal(None)
-    run(step_limit=1000, checkpoint=tmp_path / "run")
-    monkeypatch.setattr(sys, "stderr", terminal)
-    resume(tmp_path / "run", LOG, chunk=5000, progress=True)
-    assert "learning" in terminal.text
-    assert "6.00k/6.00k" in terminal.text
+    assert not progress.Progress(10, True).show

@@ -71,8 +71,8 @@ def learn(
     callback_seconds : float, optional
         Seconds between two calls, instead of `callback_every`.
     progress : bool, optional
-        Show a progress bar (tqdm) after two seconds. Default: if standard error is a terminal. Without one, progress
-        goes to the logger "dpdl" every ten seconds.
+        Show progress in a line after two seconds. Default: if standard error is a terminal. Without one, progress goes
+        to the logger "dpdl" every ten seconds.
     step_limit : int, optional
         Stop after this many of the T steps, with status STEP_LIMIT.
     time_limit : float, optional
