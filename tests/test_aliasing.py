@@ -327,7 +327,15 @@ def test_what_was_made_does_not_follow_its_arguments(name, view):
 
 def bits(result):
     last = result.last
-    arrays = (result.x_mean, result.policy.probabilities, result.V_mean, result.lam_mean, last.log_x, last.V, last.log_lam)
+    arrays = (
+        result.x_mean,
+        result.policy.probabilities,
+        result.V_mean,
+        result.lam_mean,
+        last.log_x,
+        last.V,
+        last.log_lam,
+    )
     return *(array.tobytes() for array in arrays), result.n_steps, result.premises
 
 
