@@ -37,7 +37,7 @@ def check_solution(model, psi, mu, kappa=0.0):
 
 def test_small_problems():
     outcomes = []
-    for seed in range(12):
+    for seed in range(8):
         model = random_problem(seed)
         outcomes += [check_solution(model, psi, data(model, seed), -0.1) for psi in (1.2, 30.0)]
     assert {"optimal", "infeasible"} <= set(outcomes)
@@ -62,7 +62,7 @@ def test_refinement_leaves_rounding_only():
     assert abs(answer.bound - answer.value) <= 1e-12
 
 
-@pytest.mark.parametrize(("reward", "utility"), [(1e-6, 1e-4), (2.0**-30, 1.0), (1e-12, 1e-9)])
+@pytest.mark.parametrize(("reward", "utility"), [(2.0**-30, 1.0), (1e-12, 1e-9)])
 def test_answers_are_the_same_in_other_units(reward, utility):
     models = [garnet(12, 3, 2, gamma=0.9, rng=seed) for seed in range(2)]
     models += [random_problem(seed) for seed in range(6)]
