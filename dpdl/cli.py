@@ -456,9 +456,7 @@ def _show(options: Any, content: Mapping[str, Any], text: str, without: Sequence
     if options.json:
         print(json.dumps(plain({**content, "files": files})))
     else:
-        _print(
-            "\n".join([text, *([""] if files else []), *(f"{what + ':':<13}{path}" for what, path in files.items())])
-        )
+        _print("\n".join([text, *[""][: len(files)], *(f"{what + ':':<13}{path}" for what, path in files.items())]))
     return OK
 
 

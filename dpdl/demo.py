@@ -205,7 +205,7 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
     say(f"  {answer.status.value.upper()}: {answer.message}\n")
     kinds = {OPTIMUM: truth_about(plan(log, **QUESTION), log), CERTIFIED: truth_about(answer, log)}
     truths = {"what the clinic does now": evaluate(_NOW)}
-    truths |= {kind: found[0] for kind, found in kinds.items() if found}
+    truths |= {kind: policies[0] for kind, policies in kinds.items() if policies}
     truths["best, if the model were known"] = evaluate(best_policy())
     say(f"Was that right? Here the true clinic is known:\n\n{_table(truths)}\n")
     with StatusLine() as line:
