@@ -412,5 +412,6 @@ def evidence(log: Dataset, gamma: float, values: Mapping[str, tuple[Callable[[An
         for part, repeats in log.parts(at_least=len(totals)):
             gain = gains(part) + gamma * following[part["s_next"]]
             totals += np.bincount(part["pair"], weights=gain * repeats, minlength=len(totals))
-        changes[name] = totals[visited] / log.pair_counts - V[log.pairs // log.n_actions]
+        change = totals[visited] / log.pair_counts - V[log.pairs // log.n_actions]
+        changes[name] = np.where(abs(change) > 1e-12 * abs(V).max(), change, 0.0)  # the rest is rounding
     return Evidence(log.pairs, log.pair_counts, changes)

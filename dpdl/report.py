@@ -53,12 +53,12 @@ table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabula
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { font-weight: 600; border-bottom: 2px solid var(--ink); }
 th:first-child, td:first-child { text-align: left; }
-td.words { white-space: normal; text-align: left; min-width: 12rem; }
+td.words { white-space: normal; text-align: left; min-width: 12rem; overflow-wrap: anywhere; }
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
 @media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .15rem; }
-  th, td { white-space: normal; } }
+  th, td:first-child, td.broken { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
 
@@ -99,8 +99,9 @@ def report_html(
     kind, verdict = VERDICTS[answer.status]
     if answer.success and answer.certificate.fit.rejected:
         kind, verdict = "open", "Certified under the model, which the log contradicts"
+    message = answer.message[:1].upper() + answer.message[1:].rstrip(".")
     sections = [
-        f'<div class="verdict {kind}"><h1>{verdict}</h1>{escape(answer.message)}</div>{_asked(answer)}',
+        f'<div class="verdict {kind}"><h1>{verdict}</h1>{escape(message)}.</div>{_asked(answer)}',
         _certificate(answer),
         _own(answer),
         _fit(answer),
@@ -124,28 +125,31 @@ def report_html(
 def _asked(answer: Answer) -> str:
     certificate = answer.certificate
     limits = [f"{escape(bound.name)} {_limit(bound)}" for bound in certificate.constraints]
+    averages = any(bound.is_average for bound in certificate.constraints)
+    kind = f" ({'averages per step' if averages else 'totals of an episode'})" if limits else ""
     return (
-        f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no limit'}, "
-        f"discounted by gamma = {certificate.gamma:g}, from a log of {certificate.n_transitions:,} rows. At most about "
-        f"{certificate.delta:.3g} of logs like this one may lead to a certificate whose limit is broken.</p>"
+        f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no limit'}{kind}. What happens a "
+        f"step later counts {certificate.gamma:g} times as much (discount gamma); figures are averages over episodes. "
+        f"The log has {certificate.n_transitions:,} rows. Of logs like it, at most about {certificate.delta:.3g} (delta) "
+        "may lead to a certificate although a limit is broken.</p>"
     )
 
 
 def _certificate(answer: Answer) -> str:
-    certificate = answer.certificate
-    title = "The figures" if answer.success else "The policy that came closest, which must not be deployed"
-    picture = ""
+    certificate, picture = answer.certificate, ""
     if certificate.constraints:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
-    table = _table(HEADER, certificate.rows)
+    table = _table((*HEADER[:-1], "undiscounted"), certificate.rows)
+    for sign, shown in (("&lt;= ", "≤&nbsp;"), ("&gt;= ", "≥&nbsp;")):
+        table = table.replace(sign, shown)
     for verdict, style in (("kept", "kept"), ("BROKEN", "broken"), ("NOT SHOWN", "broken")):
         table = table.replace(f"<td>{verdict}</td>", f'<td class="{style}">{verdict}</td>')
     words = (
-        "Figures are discounted and averaged over episodes. The estimate is the best guess; the bound is as far as the "
-        "truth may reasonably be on the bad side of it, and a limit counts as kept only if the bound keeps it."
+        "The estimate is the best guess. The bound is how far on the bad side of it the truth may lie; a limit counts "
+        "as kept only if the bound keeps it."
     )
-    return f'<h2>{title}</h2>{picture}{table}<p class="soft">{words}</p>'
+    return f'<h2>{escape(answer._evidence())}</h2>{picture}{table}<p class="soft">{words}</p>'
 
 
 def _own(answer: Answer) -> str:
@@ -178,11 +182,11 @@ def _coverage(answer: Answer, log: Dataset | None) -> str:
             much = f"{answer.needed.n_transitions:,}"
             words = f"<p>About {much} rows of the same kind would do (an extrapolation, not a promise).</p>"
         rows = [(state, action, f"{count:,}", f"{share:.1%}") for state, action, count, share in answer.needed.where]
-        head = ("state", "action", "times logged", f"share of {answer.needed.binds}")
+        head = ("state", "action", "times logged", "share of the uncertainty")
         words += f"<p>Rows that would help most:</p>{_table(head, rows)}" if rows else ""
     if log is not None:
         words += _picture("plot_coverage", "how often pairs of state and action were logged", (6.4, 2.6), log)
-    return f"<h2>Where data is missing</h2>{words}{_wide(answer.coverage._repr_html_())}"
+    return f"<h2>What the log covers, and where data is missing</h2>{words}{_wide(answer.coverage._repr_html_())}"
 
 
 def _policy(answer: Answer) -> str:
@@ -202,7 +206,7 @@ def _policy(answer: Answer) -> str:
 
 def _caveats(answer: Answer) -> str:
     lines = [
-        *answer.certificate.assumes,
+        *(line.removeprefix("assumed: ") for line in answer.certificate.assumes),
         "The log shows the system as it will be, and state and action alone decide what happens next.",
         "Rows were recorded truthfully, and none were left out because of how they went.",
         "Limits hold on discounted average over episodes, not in every single one.",

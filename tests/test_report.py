@@ -79,13 +79,13 @@ def test_the_answer_comes_first_and_then_what_a_reader_asks_next(certified):
     log, answer = certified
     html = report_html(answer, log, "clinic.csv", "dpdl solve <clinic>")
     text = Page(html).text
-    order = ["Certified", "Asked:", "The figures", "The log by itself", "Does the log fit the model?",
-             "Where data is missing", "The policy", "Under which assumptions", "Where this comes from"]  # fmt: skip
+    order = ["Certified", "Asked:", "Certificate", "The log by itself", "Does the log fit the model?",
+             "where data is missing", "The policy", "Under which assumptions", "Where this comes from"]  # fmt: skip
     places = [text.index(title) for title in order]
     assert places == sorted(places)
     assert re.search(r"<body>\s*<div[^>]*><h1>Certified", html)
     for bound in answer.certificate.constraints:
-        cells = re.search(rf"<tr><td>{bound.name}</td><td>(.*?)</td><td>(.*?)</td><td>&lt;= (.*?)</td>", html).groups()
+        cells = re.search(rf"<tr><td>{bound.name}</td><td>(.*?)</td><td>(.*?)</td><td>≤&nbsp;(.*?)</td>", html).groups()
         assert [*map(float, cells)] == pytest.approx([bound.estimate, bound.error, bound.bound], rel=0.05)
     for words in ("no surprise is larger than the largest", "clinic.csv", "dpdl solve <clinic>", log.fingerprint):
         assert words in text
