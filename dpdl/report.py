@@ -130,8 +130,8 @@ def _asked(answer: Answer) -> str:
     return (
         f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no limit'}{kind}. What happens a "
         f"step later counts {certificate.gamma:g} times as much (discount gamma); figures are averages over episodes. "
-        f"The log has {certificate.n_transitions:,} rows. Of logs like it, at most about {certificate.delta:.3g} (delta) "
-        "may lead to a certificate although a limit is broken.</p>"
+        f"The log has {certificate.n_transitions:,} rows. Of logs like it, at most about {certificate.delta:.3g} "
+        "(delta) may lead to a certificate although a limit is broken.</p>"
     )
 
 
