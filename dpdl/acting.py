@@ -379,7 +379,7 @@ class Comparison:
         def shown(row: Array) -> str:
             return ", ".join(f"{actions[a]} {row[a]:.0%}" for a in np.argsort(-row, kind="stable") if row[a] >= 0.005)
 
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for k in order:
             count = "" if visits is None else f"{visits[k]:,.0f}"
             row = (str(states[k]), count, f"{self.difference[k]:.0%}", shown(self.policy[k]), shown(self.other[k]))
