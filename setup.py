@@ -47,7 +47,6 @@ setup(
             "wraparound": False,
             "initializedcheck": sanitize,
             "cdivision": True,
-            "freethreading_compatible": True,
         },
         force=True,
     ),

@@ -327,7 +327,7 @@ cdef inline void collect_powers(Lazy *f) noexcept nogil:
     """Compute the power sums, and with them the running sums, from the moments. drop must be zero."""
     cdef double[N_TERMS] s
     cdef double[N_TERMS] g
-    cdef double[N_MOMENTS] ratio
+    cdef double[N_MOMENTS + 1] ratio
     cdef double t, v, w, weight
     cdef const double *q
     cdef int64_t b
@@ -341,25 +341,25 @@ cdef inline void collect_powers(Lazy *f) noexcept nogil:
         t = -f.tau[b]
         v = f.centre[b] * f.unit
         w = f.half[b] * f.unit
-        for k in range(1, DEGREE + 1):
+        for k in range(N_MOMENTS + 1):
             ratio[k] = t * INVERSE[k]
-        # g_p = sum d^p x. It enters the sums with (h/c)^p <= 3^-p, which makes up for the shorter series.
-        # All p together, because they make independent chains of operations.
+        # g_p = sum d^p x, by Horner. It enters the sums with (h/c)^p <= 3^-p, which makes up for the shorter series.
+        # A row is zero beyond its moments, so that several p begin together: loops of constant length make vectors.
         for p in range(N_TERMS):
-            g[p] = q[DEGREE]
-        for k in range(DEGREE, N_MOMENTS - N_TERMS, -1):
-            for p in range(N_MOMENTS - k):
+            g[p] = 0.0
+        for k in range(N_MOMENTS, 0, -1):
+            for p in range(ROW - DEGREE):
                 g[p] = q[k - 1 + p] + g[p] * ratio[k]
-        for k in range(N_MOMENTS - N_TERMS, 0, -1):
-            for p in range(N_TERMS):
+        for k in range(N_MOMENTS - (ROW - DEGREE), 0, -1):
+            for p in range(ROW - DEGREE, N_TERMS):
                 g[p] = q[k - 1 + p] + g[p] * ratio[k]
         for p in range(N_TERMS):
             g[p] *= f.factor[b]
         weight = g[0]
-        for p in range(N_TERMS):                    # invariant: g_k = sum u^p d^k x
+        for p in range(N_TERMS):                    # invariant: g_k = sum u^p d^k x for k < N_TERMS - p
             s[p] += g[0]
             weight *= v + w
-            for k in range(N_TERMS - 1 - p):
+            for k in range(N_TERMS - 1):
                 g[k] = v * g[k] + w * g[k + 1]
         powers.ceiling += weight
     for b in range(f.n_wide, f.n_bins - (f.unseen != NULL)):
@@ -648,8 +648,10 @@ cdef inline void move(Lazy *f, double alpha, double beta, int64_t now) noexcept 
         f.window.drop += f.top * beta
         if f.unseen != NULL:
             log_z = f.unseen.log_z - f.unseen.c * beta
-            touch(f, f.unseen, 0.0, log_z, exp(log_z) if log_z > -746.0 else 0.0, f.factor[f.unseen.bin], now)
-            f.moment[ROW * f.unseen.bin] = f.unseen.z       # without the rounding of the difference
+            if f.unseen.z > 0.0:
+                touch(f, f.unseen, 0.0, log_z, exp(log_z), f.factor[f.unseen.bin], now)
+                f.moment[ROW * f.unseen.bin] = f.unseen.z       # without the rounding of the difference
+            f.unseen.log_z = log_z
 
 
 cdef inline void move_alone(Lazy *f, Member *j, double log_z, double z, double x_old, double x_new, double frac,
@@ -710,7 +712,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double frac, double
     cdef Update u
     cdef double x_old = j.z * ratio, position = j.c * f.unit, lift = lift_of(f, j, position), z, x_new, shrink
     cdef double log_z = j.log_z + step, surplus = log_z - lift - j.log_cap
-    cdef bint capped = surplus >= 0.0
+    cdef bint capped = surplus >= 0.0, folded = False
 
     # Cases 1 and 2, from the running sums.
     if capped:
@@ -738,6 +740,7 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double frac, double
         solve(&pair, m.B1, m.B2, m.c_min, guess_beta(f, j, m.B2, x_new, capped), sums_of_powers, f, &u)
     if u.code == OUT_OF_REACH and not f.exact:
         fold(f, now)
+        folded = True
         collect_powers(f)
         leave_out(f, j, x_old)
         solve(&pair, m.B1, m.B2, m.c_min, guess_beta(f, j, m.B2, x_new, capped), sums_of_powers, f, &u)
@@ -767,8 +770,9 @@ cdef inline int update_x(Lazy *f, const Model *m, Member *j, double frac, double
         rebase_all(f, now)
     elif f.powers.valid == 0.0 or must_fold(f):
         fold(f, now)
+        folded = True
     log_z = u.log_x + lift_of(f, j, position)
-    touch(f, j, position, log_z, exp(log_z), fraction(f, j), now)
+    touch(f, j, position, log_z, exp(log_z), fraction(f, j) if folded or f.exact else frac, now)
     f.counters.cases[u.kind - 1] += 1
     return OK
 
