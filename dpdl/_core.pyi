@@ -13,11 +13,6 @@ Array = NDArray[np.float64]
 
 CODES: dict[int, str]
 COUNTERS: tuple[str, ...]
-BLOCK_SIZE: int
-N_MOMENTS: int
-N_TERMS: int
-MAX_ITERATIONS: int
-THRESHOLD: float
 HEAD_DTYPE: np.dtype[np.void]
 VALUE_DTYPE: np.dtype[np.void]
 MULTIPLIER_DTYPE: np.dtype[np.void]
@@ -95,6 +90,7 @@ def alias_table(probabilities: Array) -> tuple[Array, NDArray[np.int32]]: ...
 def effective_log_caps(layout: Layout) -> Array: ...
 def value_rows(V: Array) -> NDArray[Any]: ...
 def multiplier_rows(log_lam: Array) -> NDArray[Any]: ...
+def dual_means(V: NDArray[Any], lam: NDArray[Any], now: int) -> tuple[Array, Array]: ...
 def utility_rows(affine: Question) -> NDArray[Any]: ...
 def rollout(
     n: int,

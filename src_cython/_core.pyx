@@ -33,16 +33,7 @@ COUNTERS = ("steps", "case_1", "case_2", "case_3", "case_4", "capped", "iteratio
             "jumps")
 
 cdef enum:
-    BLOCK = 4096        # draws made ahead of the steps that use them
-    AHEAD = 8           # steps between two stages of prefetching
     CACHED = 1 << 20    # bytes up to which all data fits into the caches
-
-# Constants that dpdl.learner.state needs.
-BLOCK_SIZE = BLOCK
-N_MOMENTS = _lazy.N_MOMENTS
-N_TERMS = _lazy.N_TERMS
-MAX_ITERATIONS = _kkt.MAX_ITERATIONS
-THRESHOLD = _lazy.THRESHOLD
 
 
 def layout_of(size, **fields):
@@ -127,6 +118,11 @@ def multiplier_rows(log_lam):
     rows["log"] = log_lam
     rows["lam"] = np.exp(log_lam)
     return rows
+
+
+def dual_means(V, lam, now):
+    """Averages of V and lam over the `now` iterates before each step taken, from their rows."""
+    return (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now, (lam["sum"] + lam["low"]) / now
 
 
 def utility_rows(affine):
@@ -357,8 +353,8 @@ cdef class LazyCore:
     cdef readonly Sampler sampler
     cdef readonly bint far      # the data does not fit the caches
     # Record numbers and initial states, drawn in blocks; those from `used` on are not used yet.
-    cdef int64_t drawn[BLOCK]
-    cdef int32_t initial[BLOCK]
+    cdef int64_t drawn[_random.BLOCK]
+    cdef int32_t initial[_random.BLOCK]
     cdef int64_t used, n_drawn
 
     def __init__(self, layout, Sampler sampler, log_x, V, log_lam, refresh=None, double threshold=_lazy.THRESHOLD,
@@ -447,7 +443,7 @@ cdef class LazyCore:
         with self.sampler.bit_generator.lock, nogil:
             while n > 0 and code == _kkt.OK:
                 if self.used == self.n_drawn:
-                    self.n_drawn = BLOCK if n > BLOCK else n
+                    self.n_drawn = min(_random.BLOCK, n)
                     self.used = 0
                     _random.fill(&self.sampler.draws, self.drawn, self.initial, self.n_drawn)
                 block = min(self.n_drawn - self.used, n)
@@ -469,27 +465,12 @@ cdef class LazyCore:
         cdef int64_t *work = &self.counters.rebases if self.model.n_utilities < 256 else &self.counters.steps
         for k in range(n):
             if self.far:
-                self.prefetch(records, initial, k, n)
+                _lazy.prefetch(&self.parts, records, initial, k, n)
             code = _lazy.step(&self.lazy, &self.model, _model.head(&self.model, records[k]), initial[k],
                               self.V, self.lam)
             if code != _kkt.OK or _interrupt.must_stop(stop, k, work[0]):
                 return code
         return _kkt.OK
-
-    cdef inline void prefetch(self, const int64_t *records, const int32_t *initial, int64_t k,
-                              int64_t n) noexcept nogil:
-        """Prefetch what later steps read: first the record, then its pair and next state, then the pair's state."""
-        cdef const _model.Head *h
-        if k + 3 * AHEAD < n:
-            _random.dpdl_prefetch_read(_model.head(&self.model, records[k + 3 * AHEAD]))
-        if k + 2 * AHEAD < n:
-            h = _model.head(&self.model, records[k + 2 * AHEAD])
-            _random.dpdl_prefetch(&self.lazy.member[h.pair])
-            if h.s_next >= 0:
-                _random.dpdl_prefetch(&self.V[h.s_next])
-            _random.dpdl_prefetch(&self.V[initial[k + 2 * AHEAD]])
-        if k + AHEAD < n:
-            _random.dpdl_prefetch(&self.V[self.lazy.member[_model.head(&self.model, records[k + AHEAD]).pair].state])
 
     def state(self):
         """Everything that changes as steps are taken, but for the bit generator: named arrays, copied."""
@@ -499,8 +480,8 @@ cdef class LazyCore:
             "V_since": self.V_rows["since"].copy(),
             "lam": np.stack([self.lam_rows[name] for name in ("log", "lam", "sum", "low")]),
             "counters": self.counts.copy(),
-            "records_ahead": np.asarray(<int64_t[:BLOCK]> self.drawn)[waiting].copy(),
-            "initial_ahead": np.asarray(<int32_t[:BLOCK]> self.initial)[waiting].copy(),
+            "records_ahead": np.asarray(<int64_t[:_random.BLOCK]> self.drawn)[waiting].copy(),
+            "initial_ahead": np.asarray(<int32_t[:_random.BLOCK]> self.initial)[waiting].copy(),
             "position": np.array([self.sampler.draws.position], dtype=np.int64),
             "permutation": self.sampler.permutation.copy(),
             "x": np.stack([*(self.members[name] for name in ("log_z", "z", "acc", "mark")), *self.settled.T]),
@@ -521,8 +502,8 @@ cdef class LazyCore:
             self.lam_rows[name] = values
         self.counts[:] = state["counters"]
         self.used, self.n_drawn = 0, len(state["records_ahead"])
-        np.asarray(<int64_t[:BLOCK]> self.drawn)[:self.n_drawn] = state["records_ahead"]
-        np.asarray(<int32_t[:BLOCK]> self.initial)[:self.n_drawn] = state["initial_ahead"]
+        np.asarray(<int64_t[:_random.BLOCK]> self.drawn)[:self.n_drawn] = state["records_ahead"]
+        np.asarray(<int32_t[:_random.BLOCK]> self.initial)[:self.n_drawn] = state["initial_ahead"]
         self.sampler.draws.position = state["position"][0]
         self.sampler.permutation[:] = state["permutation"]
         for name, values in zip(("log_z", "z", "acc", "mark"), state["x"][:4], strict=True):
@@ -564,8 +545,7 @@ cdef class LazyCore:
     @property
     def dual_means(self):
         """Averages (V, lam) over the iterates before each step taken; at least one must have been."""
-        now, V, lam = self.n_steps, self.V_rows, self.lam_rows
-        return (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now, (lam["sum"] + lam["low"]) / now
+        return dual_means(self.V_rows, self.lam_rows, self.n_steps)
 
     def summary(self, double divisor=1.0):
         """(Sum of x over the iterates before each step taken, divided; logarithm of the present x).

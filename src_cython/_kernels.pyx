@@ -17,7 +17,6 @@ import numpy as np
 from dpdl import _core
 
 cimport _duals
-cimport _eager
 cimport _kkt
 cimport _lazy
 cimport _model
@@ -26,10 +25,6 @@ cimport _sums
 from _border cimport bits_of, data_of, read_model
 
 XUpdate = namedtuple("XUpdate", "log_x alpha beta case capped iterations code")
-
-cdef enum:
-    BLOCK = 4096        # draws of the bare loop
-    AHEAD = 8           # its steps between two stages of prefetching
 
 
 # Single kernels -------------------------------------------------------------------------------------------------------
@@ -57,7 +52,7 @@ def find_root(const double[::1] log_x, const double[::1] c, double log_cap, int6
 
 cdef int solve_dense(const double[::1] log_x, const double[::1] c, double log_cap, int64_t j, double step, double B1,
                      double B2, int64_t n, _kkt.Update *u) except -1:
-    cdef _eager.Eager e
+    cdef Eager e
     cdef _kkt.Pair pair
     cdef double c_min = np.min(c)
     cdef double[::1] x = np.exp(log_x)
@@ -71,7 +66,7 @@ cdef int solve_dense(const double[::1] log_x, const double[::1] c, double log_ca
     pair.log_free = log_x[j] + step
     with nogil:
         for _ in range(n):
-            _kkt.solve(&pair, B1, B2, c_min, 0.0, _eager.moments_at, &e, u)
+            _kkt.solve(&pair, B1, B2, c_min, 0.0, moments_at, &e, u)
     return 0
 
 
@@ -222,7 +217,7 @@ def bare_loop(core, int64_t n):
 
     The floor of the benchmarks. Does not change the iterate.
     """
-    cdef int64_t records[BLOCK]
+    cdef int64_t records[_random.BLOCK]
     cdef _lazy.Parts *p = parts_of(core)
     cdef _random.Draws draws
     cdef int64_t block, k
@@ -236,12 +231,12 @@ def bare_loop(core, int64_t n):
     draws.n_records = len(core.layout.records)
     with core.sampler.bit_generator.lock, nogil:
         while n > 0:
-            block = BLOCK if n > BLOCK else n
+            block = min(_random.BLOCK, n)
             for k in range(block):
                 records[k] = _random.next_record(&draws)
             for k in range(block):
                 if far:
-                    prefetch(p, records, k, block)
+                    _lazy.prefetch(p, records, NULL, k, block)
                 h = _model.head(p.model, records[k])
                 j = &p.lazy.member[h.pair]
                 x = exp(j.log_z + 1e-9 * (h.r - p.V[j.state].v + _duals.value_after(p.V, h.s_next)))
@@ -250,20 +245,129 @@ def bare_loop(core, int64_t n):
     return total
 
 
-cdef inline void prefetch(const _lazy.Parts *p, const int64_t *records, int64_t k, int64_t n) noexcept nogil:
-    cdef const _model.Head *h
-    if k + 3 * AHEAD < n:
-        _random.dpdl_prefetch_read(_model.head(p.model, records[k + 3 * AHEAD]))
-    if k + 2 * AHEAD < n:
-        h = _model.head(p.model, records[k + 2 * AHEAD])
-        _random.dpdl_prefetch(&p.lazy.member[h.pair])
-        if h.s_next >= 0:
-            _random.dpdl_prefetch(&p.V[h.s_next])
-    if k + AHEAD < n:
-        _random.dpdl_prefetch(&p.V[p.lazy.member[_model.head(p.model, records[k + AHEAD]).pair].state])
+# The eager core: Algorithm 1 as stated, oracle of the lazy one in tests and its baseline in benchmarks ----------------
+
+ctypedef struct Eager:
+    int64_t n                   # coordinates; x = exp(log_x) is derived from log_x
+    const int32_t *state        # of each pair
+    const double *c             # 1 / mu_hat
+    const double *log_cap
+    double *log_x
+    double *x
+    _sums.Sum *sum              # of x over the steps before `since`
+    int64_t *since
+    _sums.Sum total             # sum x
+    _sums.Sum weighted          # sum c x
+    _duals.Value *V
+    _duals.Multiplier *lam
+    _model.Counters *counters
+    double *u                   # u^kappa of the present row
+    double V_here               # coefficients of V(s) and V(s') in g_x: -1 and gamma, or as equation (9) prints them
+    double V_next
+    int64_t refresh             # steps between full recomputations of total and weighted
+    int64_t j                   # the sampled pair, for moments_at
 
 
-# The eager core -------------------------------------------------------------------------------------------------------
+cdef inline int moments_at(void *context, double beta, _kkt.Moments *m) noexcept nogil:
+    """Sums of y exp(-c beta) over all pairs but j, by direct summation."""
+    cdef Eager *e = <Eager *> context
+    cdef int64_t i
+    cdef double y, cy
+    m.s0 = m.s1 = m.s2 = 0.0
+    for i in range(e.n):
+        if i != e.j:
+            y = e.x[i] if beta == 0.0 else exp(e.log_x[i] - e.c[i] * beta)
+            cy = e.c[i] * y
+            m.s0 += y
+            m.s1 += cy
+            m.s2 += e.c[i] * cy
+    return _kkt.OK
+
+
+cdef inline void catch_up_x(Eager *e, int64_t i, int64_t now) noexcept nogil:
+    if now > e.since[i]:
+        _sums.add(&e.sum[i], e.x[i] * <double> (now - e.since[i]))
+        e.since[i] = now
+
+
+cdef inline void recompute_sums(Eager *e) noexcept nogil:
+    cdef _sums.Sum total, weighted
+    cdef int64_t i
+    _sums.reset(&total, 0.0)
+    _sums.reset(&weighted, 0.0)
+    for i in range(e.n):
+        _sums.add(&total, e.x[i])
+        _sums.add(&weighted, e.c[i] * e.x[i])
+    e.total = total
+    e.weighted = weighted
+    e.counters.refreshes += 1
+
+
+cdef inline int eager_update(Eager *e, const _model.Model *m, int64_t j, double step, int64_t now) noexcept nogil:
+    """x <- argmin over X of -<g_x, x> + (alpha_x/eta) KL(x || x_old), g_x being zero but at j."""
+    cdef _kkt.Pair pair
+    cdef _kkt.Update u
+    cdef int64_t i
+    cdef double x_old = e.x[j], x_new
+    cdef bint capped
+    pair.c = e.c[j]
+    pair.log_cap = e.log_cap[j]
+    pair.log_free = e.log_x[j] + step
+    capped = pair.log_free >= pair.log_cap
+
+    # Case 1, from the running sums: nothing but pair j moves.
+    x_new = exp(pair.log_cap if capped else pair.log_free)
+    if (not (capped and _kkt.is_nearly_all(x_new, pair.c, m.B1, m.B2))
+            and _sums.value(&e.total) + (x_new - x_old) <= m.B1 * (1.0 + _kkt.TOLERANCE)
+            and _sums.value(&e.weighted) + pair.c * (x_new - x_old) <= m.B2 * (1.0 + _kkt.TOLERANCE)):
+        catch_up_x(e, j, now)
+        e.x[j] = x_new
+        e.log_x[j] = pair.log_cap if capped else pair.log_free
+        _sums.add(&e.total, x_new)
+        _sums.add(&e.total, -x_old)
+        _sums.add(&e.weighted, pair.c * x_new)
+        _sums.add(&e.weighted, -pair.c * x_old)
+        e.counters.cases[0] += 1
+        e.counters.capped += capped
+        return _kkt.OK
+
+    e.j = j
+    _kkt.solve(&pair, m.B1, m.B2, m.c_min, 0.0, moments_at, e, &u)
+    if u.code != _kkt.OK:
+        return u.code
+    for i in range(e.n):
+        catch_up_x(e, i, now)
+        if i != j:
+            e.log_x[i] -= u.alpha + e.c[i] * u.beta
+            e.x[i] = exp(e.log_x[i])
+    e.log_x[j] = u.log_x
+    e.x[j] = u.x
+    recompute_sums(e)
+    e.counters.cases[u.kind - 1] += 1
+    e.counters.capped += u.capped
+    e.counters.iterations += u.iterations
+    return _kkt.OK
+
+
+cdef inline int eager_step(Eager *e, const _model.Model *m, const _model.Head *h, int64_t initial) noexcept nogil:
+    """One iteration of Algorithm 1; all gradients are taken at the old iterate."""
+    cdef int64_t j = h.pair, s = e.state[h.pair], s_next = h.s_next
+    cdef int64_t now = e.counters.steps + 1         # averages over the steps before `now` include the old iterate
+    cdef double weight = e.c[j] * e.x[j]            # w = x(s,a) / mu_hat(s,a)
+    cdef double advantage, g_x
+    cdef int code
+    _model.read_utilities(m, h, e.u)
+    advantage = m.reward_slope * h.r + e.V_here * e.V[s].v + e.V_next * _duals.value_after(e.V, s_next)
+    g_x = e.c[j] * _duals.advantage(advantage, e.u, e.lam, m.n_utilities)
+    code = eager_update(e, m, j, m.rate_x * g_x, now)
+    if code != _kkt.OK:
+        return code
+    _duals.update_V(e.V, now, initial, s, s_next, weight, m.gamma, m.rate_V, m.radius_V)
+    _duals.update_lam(e.lam, m.n_utilities, e.u, weight, m.rate_lam, m.radius_lam)
+    e.counters.steps = now
+    if now % e.refresh == 0:
+        recompute_sums(e)
+    return _kkt.OK
 
 
 cdef class EagerCore:
@@ -280,7 +384,7 @@ cdef class EagerCore:
         Take g_x as equation (9) prints it, with r + gamma V(s) - V(s'), to show that this fails.
     """
 
-    cdef _eager.Eager eager
+    cdef Eager eager
     cdef _model.Model model
     cdef readonly object layout, sampler, log_x, V_rows, lam_rows, counts
     cdef object x_values, sums, since, log_cap, utilities, u
@@ -313,7 +417,7 @@ cdef class EagerCore:
         self.eager.u = <double *> data_of(self.u, np.float64, len(self.utilities))
         self.eager.V_here, self.eager.V_next = (self.model.gamma, -1.0) if printed_sign else (-1.0, self.model.gamma)
         self.eager.refresh = refresh
-        _eager.recompute_sums(&self.eager)
+        recompute_sums(&self.eager)
 
     def run(self, int64_t n):
         """Take n steps; returns a code, OK unless the arithmetic failed."""
@@ -322,10 +426,10 @@ cdef class EagerCore:
         cdef int64_t k
         cdef int code
         while n > 0:
-            records, initial = self.sampler.draw(min(n, _core.BLOCK_SIZE))
+            records, initial = self.sampler.draw(min(n, _random.BLOCK))
             with nogil:
                 for k in range(records.shape[0]):
-                    code = _eager.step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
+                    code = eager_step(&self.eager, &self.model, _model.head(&self.model, records[k]), initial[k])
                     if code != _kkt.OK:
                         break
             if code != _kkt.OK:
@@ -366,11 +470,9 @@ cdef class EagerCore:
     @property
     def means(self):
         """Averages (x, V, lam) over the iterates before each step taken; the start itself if none was."""
-        now, V, lam = self.n_steps, self.V_rows, self.lam_rows
-        if now == 0:
+        if self.n_steps == 0:
             return self.point
-        V_mean = (V["sum"] + (V["low"] + V["v"] * (now - V["since"]))) / now
-        return self.x_sum / now, V_mean, (lam["sum"] + lam["low"]) / now
+        return self.x_sum / self.n_steps, *_core.dual_means(self.V_rows, self.lam_rows, self.n_steps)
 
     @property
     def running_sums(self):

@@ -26,8 +26,8 @@ top and drop (u = 0): `move` touches it instead.
 
 Accuracy. Series in tau are truncated after k = DEGREE. tau_b <= `threshold` (1/4) when a step begins, and `sums`
 returns OUT_OF_REACH beyond `reach` (3/8), so the remainder is below (3/8)^DEGREE / DEGREE! = 2e-14 of m_{b,0}, and
-below 2e-16 in all steps but those that jump. Series in drop are truncated after k = N_TERMS - 1; drop <= 1/256 when a
-step begins, so the remainder is below 256^-6 / 6! = 5e-18. Moments, power sums and running sums accumulate a few
+below 2e-16 in all steps but those that jump. Series in drop are truncated after k = N_TERMS - 1; drop <= 1/64 when a
+step begins, so the remainder is below 64^-7 / 7! = 5e-17. Moments, power sums and running sums accumulate a few
 roundings a step: at most some refresh * 2^-53 of their largest value between two refreshes.
 
 Averages. Let P_i be the sum of x_i / z_i over the steps since the bin's last rebase. It is
@@ -38,7 +38,7 @@ where q_{b,k} sums exp(-shift_b) (-tau_b)^k / k! over the steps before the last 
 (-drop)^k / k! from there to the last move, and quiet counts the steps since. While z_i is unchanged, the sum of x_i is
 z_i times the growth of P_i. So a pair stores P_i at the last change of its z (`mark`), and when z_i changes again,
 acc_i increases by z_i (P_i - mark). Every term is nonnegative, and so is the sum; P_i grows by at least e^-1.35 a step
-(shift <= 1, tau <= 1/4, common <= 1/16, drop <= 1/256) and is at most `refresh`, so the relative error of a term, and
+(shift <= 1, tau <= 1/4, common <= 1/16, drop <= 1/64) and is at most `refresh`, so the relative error of a term, and
 hence of an average of any size, is below 4 refresh 2^-53: 3e-11 at the smallest default of `refresh`. A rebase adds the
 sum since the last one to `settled`, which is compensated.
 """
@@ -48,16 +48,17 @@ from libc.stdint cimport int32_t, int64_t
 
 from _duals cimport Multiplier, Value, advantage, update_lam, update_V, value_after
 from _kkt cimport OK, OUT_OF_REACH, TOLERANCE, Moments, Pair, Update, is_nearly_all, solve
-from _model cimport Counters, Head, Model, read_utilities
-from _random cimport dpdl_prefetch
+from _model cimport Counters, Head, Model, head, read_utilities
+from _random cimport dpdl_prefetch, dpdl_prefetch_read
 from _sums cimport Sum, add, reset, value
 
 cdef enum:
     DEGREE = 12
     N_MOMENTS = 13      # DEGREE + 1
     ROW = 16            # a bin's moments start on a cache line
-    N_TERMS = 6         # of a series in drop, and power sums
+    N_TERMS = 7         # of a series in drop, and power sums
     AHEAD = 16          # members of a bin are scattered in memory: prefetch this many ahead
+    STEPS_AHEAD = 8     # steps between two stages of prefetching in a run
 
 cdef extern from *:
     """
@@ -158,7 +159,7 @@ cdef inline double decay(const Lazy *f, double u) noexcept nogil:
     cdef double y = u * f.window.drop, square = y * y
     if f.window.drop == 0.0:
         return f.window.scale
-    return f.window.scale * ((1.0 + square * (1.0 / 2 + square * (1.0 / 24)))
+    return f.window.scale * ((1.0 + square * (1.0 / 2 + square * (1.0 / 24 + square * (1.0 / 720))))
                              - y * (1.0 + square * (1.0 / 6 + square * (1.0 / 120))))
 
 
@@ -193,7 +194,7 @@ cdef inline double elapsed_of(const Lazy *f, double u) noexcept nogil:
     cdef double square = u * u
     if f.window.drop == 0.0:                # it only grows, so that it was zero in all these steps
         return e[0]
-    return (e[0] + square * (e[2] + square * e[4])) + u * (e[1] + square * (e[3] + square * e[5]))
+    return (e[0] + square * (e[2] + square * (e[4] + square * e[6]))) + u * (e[1] + square * (e[3] + square * e[5]))
 
 
 cdef inline double visits(const Lazy *f, const Member *i, double u, double frac, int64_t now) noexcept nogil:
@@ -407,17 +408,18 @@ cdef inline int sums_of_powers(void *context, double beta, Moments *m) noexcept 
     cdef Lazy *f = <Lazy *> context
     cdef const double *s = f.others
     cdef double y = f.top * beta, far = f.window.drop + y, square = far * far, x
-    cdef double e1, e2, e3, e4, e5
-    if not f.powers.ceiling * (square * square * (far * (1.0 / 120))) <= REMAINDER * (f.weighted.high * f.unit):
+    cdef double e1, e2, e3, e4, e5, e6
+    if not f.powers.ceiling * (square * square * (square * (1.0 / 720))) <= REMAINDER * (f.weighted.high * f.unit):
         return OUT_OF_REACH
     e1 = -y
     e2 = y * y * (1.0 / 2)
     e3 = e1 * e2 * (1.0 / 3)
     e4 = e2 * e2 * (1.0 / 6)
     e5 = e2 * e3 * (1.0 / 10)
-    m.s0 = ((s[2] * e2 + s[3] * e3) + (s[4] * e4 + s[5] * e5)) + s[1] * e1 + s[0]
-    m.s1 = f.top * (((s[3] * e2 + s[4] * e3) + s[5] * e4) + s[2] * e1 + s[1])
-    m.s2 = f.top * (f.top * ((s[4] * e2 + s[5] * e3) + s[3] * e1 + s[2]))
+    e6 = e3 * e3 * (1.0 / 20)
+    m.s0 = ((s[2] * e2 + s[3] * e3) + (s[4] * e4 + (s[5] * e5 + s[6] * e6))) + s[1] * e1 + s[0]
+    m.s1 = f.top * (((s[3] * e2 + s[4] * e3) + (s[5] * e4 + s[6] * e5)) + s[2] * e1 + s[1])
+    m.s2 = f.top * (f.top * (((s[4] * e2 + s[5] * e3) + s[6] * e4) + s[3] * e1 + s[2]))
     # The differences in `others` may round below zero when one pair has nearly all of the mass.
     m.s0 = m.s0 if m.s0 > 0.0 else 0.0
     m.s1 = m.s1 if m.s1 > 0.0 else 0.0
@@ -616,7 +618,7 @@ cdef inline void fold(Lazy *f, int64_t now) noexcept nogil:
 
 
 cdef inline bint must_fold(const Lazy *f) noexcept nogil:
-    return f.window.common > 0.25 * f.threshold or f.window.drop > 0.015625 * f.threshold
+    return f.window.common > 0.25 * f.threshold or f.window.drop > 0.0625 * f.threshold
 
 
 cdef inline void refresh(Lazy *f, int64_t now) noexcept nogil:
@@ -800,3 +802,23 @@ cdef inline int step(Lazy *f, const Model *m, const Head *h, int64_t initial, Va
     if now == f.next_refresh:
         refresh(f, now)
     return OK
+
+
+cdef inline void prefetch(const Parts *p, const int64_t *records, const int32_t *initial, int64_t k,
+                          int64_t n) noexcept nogil:
+    """Prefetch what steps after the k-th of n read: the record, then its pair and next state, then the pair's state.
+
+    Initial states, if any, are prefetched with the next states.
+    """
+    cdef const Head *h
+    if k + 3 * STEPS_AHEAD < n:
+        dpdl_prefetch_read(head(p.model, records[k + 3 * STEPS_AHEAD]))
+    if k + 2 * STEPS_AHEAD < n:
+        h = head(p.model, records[k + 2 * STEPS_AHEAD])
+        dpdl_prefetch(&p.lazy.member[h.pair])
+        if h.s_next >= 0:
+            dpdl_prefetch(&p.V[h.s_next])
+        if initial != NULL:
+            dpdl_prefetch(&p.V[initial[k + 2 * STEPS_AHEAD]])
+    if k + STEPS_AHEAD < n:
+        dpdl_prefetch(&p.V[p.lazy.member[head(p.model, records[k + STEPS_AHEAD]).pair].state])

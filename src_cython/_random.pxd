@@ -39,6 +39,9 @@ cdef extern from *:
     void dpdl_prefetch(const void *address) noexcept nogil
     void dpdl_prefetch_read(const void *address) noexcept nogil
 
+cdef enum:
+    BLOCK = 4096        # draws made ahead of the steps that use them
+
 cdef enum Order:
     REPLACEMENT = 0     # independent draws: Theorem 4.1
     SHUFFLE = 1         # epochs without replacement

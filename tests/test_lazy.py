@@ -122,7 +122,7 @@ def test_each_step_agrees_while_moves_gather_between_two_folds():
     small = replace(settings, alpha_x=10 * settings.alpha_x)
     lazy, draws = (Run(kind, log, small, seed=2, start=first.point) for kind in ("lazy", "eager"))
     draws, drops = draws.sampler, []
-    for _ in range(1000):
+    for _ in range(4000):
         eager = _kernels.EagerCore(lazy.layout, draws, lazy.core.log_x, lazy.core.point[1], lazy.core.log_lam)
         assert lazy.core.run(1) == eager.run(1) == 0
         np.testing.assert_allclose(lazy.core.log_x, eager.log_x, rtol=1e-13, atol=1e-12)
