@@ -204,8 +204,17 @@ def test_what_an_engine_cannot_count_is_named():
     holes = frame.with_columns(pl.when(pl.col("day") > 5).then(pl.col("ward")), pl.col("gain").log())
     with pytest.raises(ValueError, match=r"column 'ward': 6 missing; column 'gain': [0-9,]+ not finite"):
         read_log(holes.lazy(), **ROLES)
-    with pytest.raises(ValueError, match=r"\(time\): a time must not occur twice in an episode \(such rows .*: 2\)"):
+    with pytest.raises(ValueError, match=r"a time must not occur twice in an episode \(such rows in the frame: 2\)"):
         read_log(pl.concat([frame, frame[:2]]).lazy(), **ROLES)
+    with pytest.raises(ValueError, match="only the last row of an episode can be terminated"):
+        read_log(frame.with_columns(pl.lit(True).alias("left")).lazy(), **ROLES)
+    ward = pl.col("ward").shift(-1).over("patient", order_by="day")
+    chain = frame.with_columns(pl.when(ward.is_null()).then(pl.lit("home")).otherwise(ward).alias("then"))
+    roles = ROLES | {"next_state": "then"}
+    same_counts(read_log(chain.lazy(), **roles), read_log(chain, **roles))
+    for then, message in (("nowhere", "episodes do not chain"), (None, r"column 'then' \(next_state\): .* missing")):
+        with pytest.raises(ValueError, match=message):
+            read_log(chain.with_columns(pl.lit(then, pl.String).alias("then")).lazy(), **roles)
     with pytest.raises(ValueError, match="rows whose place in an episode is not known cannot be dropped; column 'day'"):
         read_log(frame.with_columns(pl.when(pl.col("day") > 5).then(pl.col("day"))).lazy(), **ROLES, missing="drop")
 

@@ -28,7 +28,16 @@ MOST_CELLS = 1 << 20
 SAMPLE = 10_000
 
 _NEXT, _FIRST, _LAST, _END, _TWICE = "dpdl_next", "dpdl_first", "dpdl_last", "dpdl_end", "dpdl_twice"
+_EARLY, _BROKEN = "dpdl_early", "dpdl_broken"
 _COUNT, _MEAN, _STD, _MOST, _BAD = "dpdl_count", "dpdl_mean", "dpdl_std", "dpdl_most", "dpdl_bad"
+
+
+#: What must not be in any row.
+WRONG = {
+    _TWICE: "a time must not occur twice in an episode",
+    _EARLY: "only the last row of an episode can be terminated",
+    _BROKEN: "episodes do not chain: a next state is not the state of the row that follows in the episode",
+}
 
 
 def is_lazy_frame(source: Any) -> bool:
@@ -99,21 +108,25 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
     following = [f"{_NEXT}{k}" for k in range(len(state))]
     after = [nw.col(name) for name in next_state or ()]
     end: Any = nw.lit(False) if flag is None else nw.col(flag).cast(nw.Float64) == 1
-    marks = [nw.lit(False)] * 3
+    marks = [nw.lit(False)] * 4
     if episode is not None and time is not None:
 
         def beside(name: str, by: int) -> Any:
             return nw.col(name).shift(by).over(episode, order_by=time)
 
-        marks = [beside(time, 1).is_null(), beside(time, -1).is_null(), beside(time, 1) == nw.col(time)]
+        marks = [beside(time, 1).is_null(), beside(time, -1).is_null(), beside(time, 1) == nw.col(time), nw.lit(False)]
+        for column, name in zip(after, state, strict=False):
+            marks[3] = marks[3] | (column != beside(name, -1))
         after = after or [beside(name, -1) for name in state]
     rows = rows.with_columns(
-        *(mark.alias(name) for mark, name in zip(marks, (_FIRST, _LAST, _TWICE), strict=True)),
+        *(mark.alias(name) for mark, name in zip(marks, (_FIRST, _LAST, _TWICE, _BROKEN), strict=True)),
         *(column.alias(name) for column, name in zip(after, following, strict=True)),
     )
     rows = rows.with_columns((nw.col(_LAST) if terminated is True else end).alias(_END))
     # Of a row that ends its episode the next state is not used.
     rows = rows.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
+    early = nw.col(_END) & ~nw.col(_LAST) if in_order else nw.lit(False)
+    rows = rows.with_columns(early.alias(_EARLY), (nw.col(_BROKEN) & ~nw.col(_END)).alias(_BROKEN))
     unusable = nw.lit(False)
     for fault, wrong in faults.items():
         if bad[fault]:
@@ -121,7 +134,7 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
     rows = rows.with_columns(unusable.alias(_BAD))
     keys = list(dict.fromkeys([*state, *action, *following, _END, _BAD]))
     sums = [nw.len().alias(_COUNT)]
-    sums += [nw.col(name).cast(nw.Int64).sum().alias(name) for name in (_FIRST, _TWICE)]
+    sums += [nw.col(name).cast(nw.Int64).sum().alias(name) for name in (_FIRST, *WRONG)]
     moments = [nw.col(name).mean().alias(f"{_MEAN}{k}") for k, name in enumerate(values)]
     moments += [nw.col(name).std(ddof=0).alias(f"{_STD}{k}") for k, name in enumerate(values)]
 
@@ -131,15 +144,14 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
         few = n_values * cells.num_rows <= MOST_CELLS
     if few:
         cells = _collected(rows.group_by([*keys, *values]).agg(*sums))
-    twice = int(_whole(cells, _TWICE).sum())
-    if twice:
-        raise ValueError(
-            f"column {time!r} (time): a time must not occur twice in an episode (such rows in the frame: {twice:,})"
-        )
+    for name, message in WRONG.items():
+        n = int(np.nansum(_numbers(cells, name)))
+        if n:
+            raise ValueError(f"{message} (such rows in the frame: {n:,})")
     means = [_numbers(cells, name if few else f"{_MEAN}{k}") * scales[k] for k, name in enumerate(values)]
     stds = [None if few else _numbers(cells, f"{_STD}{k}") * scale for k, scale in enumerate(scales)]
     columns = dict(zip(values, zip(means, stds, strict=True), strict=True))
-    return _log(cells, roles, following, columns, notes)
+    return _log(cells, roles, following, columns, notes, drop=drop)
 
 
 def _row(rows: Any) -> dict[str, Any]:
@@ -185,6 +197,8 @@ def _log(
     following: Sequence[str],
     columns: dict[str, tuple[NDArray[np.float64], NDArray[np.float64] | None]],
     notes: list[str],
+    *,
+    drop: bool,
 ) -> Dataset:
     """Make a log of the cells; those that cannot be used, or whose next state is not known, show first states alone."""
     ended, bad, first, count = (_whole(cells, name) for name in (_END, _BAD, _FIRST, _COUNT))
@@ -195,6 +209,10 @@ def _log(
     if not kept.any():
         raise ValueError("no row of the frame can be used")
     n = int(count[usable & ~known].sum())
+    if n and roles.next_state is not None and not drop:
+        raise ValueError(
+            f"column {roles.next_state[0]!r} (next_state): {n:,} missing in rows that do not end an episode"
+        )
     if n:
         notes.append(f"{n:,} rows were left out: the record of an episode stops there, and what follows is not known")
     labels, (s, s_next) = merged([now, after])

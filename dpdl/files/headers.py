@@ -73,13 +73,6 @@ def expect_names(name: str, content: Any, names: set[str]) -> None:
         raise ValueError(f"{name} must have the names {sorted(names)}, got {found}")
 
 
-def expect_rows(name: str, content: Any, width: int) -> list[list[Any]]:
-    """Check that a JSON value is a list of lists with so many entries each."""
-    if not isinstance(content, list) or not all(isinstance(row, list) and len(row) == width for row in content):
-        raise ValueError(f"{name} must be a list of lists of {width} entries, got {content!r:.200}")
-    return content
-
-
 def is_sha256(value: Any) -> TypeGuard[str]:
     """Whether a value is a SHA-256 in lower-case hexadecimal."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
