@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from dpdl import exact, instances
+import hard_instances
+from dpdl import exact
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
 from dpdl.models import evaluation, highs
@@ -386,7 +387,7 @@ def test_plug_in_converges_to_the_model():
 
 def test_slater_is_found_where_the_region_leaves_no_room_at_all():
     """At psi = C* exactly the region holds an occupancy only within roundings, and HiGHS finds it infeasible."""
-    hard = instances.lower_bound(
+    hard = hard_instances.lower_bound(
         4, 3, 8, 2.0, 0.98828125, theta_c=-np.ones((4, 1)), varpi_c=0.0002964426877470356, repaired=True
     )
     roomy = hard.cmdp.slater(2.0 * (1 + 1e-7), hard.mu)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdl import CMDP, instances, theory
-from dpdl.instances import visits
+import hard_instances
+from dpdl import CMDP, theory
 from experiments import bounds
+from hard_instances import visits
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
@@ -25,10 +26,10 @@ def block_instances(draw, repaired=None):
     flag = draw(st.booleans()) if repaired is None else repaired
     sizes = [draw(st.integers(4, 11)), draw(st.integers(3, 10)), draw(st.integers(8, 36))]
     C, gamma = draw(st.floats(2, 50)), draw(st.floats(0.5, 0.99))
-    k, n_c, n_u = instances.blocks(*sizes)
+    k, n_c, n_u = hard_instances.blocks(*sizes)
     most = min(0.5, 0.8 * (1 - gamma) / (gamma * n_c * k)) if flag else 0.5
     likely = draw(st.sampled_from([0.0, 0.5, 1.0]))  # all minus, mixed, all plus
-    hard = instances.lower_bound(
+    hard = hard_instances.lower_bound(
         *sizes,
         C,
         gamma,
@@ -45,7 +46,7 @@ def block_instances(draw, repaired=None):
 def no_slater_instances(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n, C, gamma = draw(st.integers(4, 30)), draw(st.floats(2, 50)), draw(st.floats(0.5, 0.99))
-    return instances.no_slater(n, C, gamma, varpi=draw(st.floats(0.02, 0.5)), rng=rng), rng
+    return hard_instances.no_slater(n, C, gamma, varpi=draw(st.floats(0.02, 0.5)), rng=rng), rng
 
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True)
@@ -61,7 +62,7 @@ def test_closed_forms_equal_a_linear_solve(instance, spread):
     np.testing.assert_allclose(hard.occupancy(policy), value.occupancy, **EXACT)
     np.testing.assert_allclose(hard.utilities(policy), value.utilities, **EXACT)
     assert hard.violation(policy) == pytest.approx(np.maximum(-value.utilities, 0).sum(), rel=0, abs=1e-10)
-    if isinstance(hard, instances.BlockInstance):
+    if isinstance(hard, hard_instances.BlockInstance):
         assert hard.reward(policy) == pytest.approx(value.reward, rel=0, abs=1e-10)
 
 
@@ -124,7 +125,7 @@ def test_repaired_instances_have_a_slater_policy_that_the_data_covers(instance):
 
 
 def test_without_repair_the_data_may_cover_no_slater_policy():
-    hard = instances.lower_bound(4, 3, 8, theta_c=-np.ones((4, 1)), varpi_c=0.5)
+    hard = hard_instances.lower_bound(4, 3, 8, theta_c=-np.ones((4, 1)), varpi_c=0.5)
     assert hard.slater > 0.001
     assert abs(hard.cmdp.slater(hard.concentrability * (1 + 1e-7), hard.mu)) < 1e-7  # room for the LP's tolerance
 
@@ -165,7 +166,7 @@ def test_loss_is_at_least_what_the_errors_in_theta_cost(instance, spread, share)
 
 
 def test_loss_floor_is_the_lemma_for_a_policy_worked_by_hand():
-    hard = instances.lower_bound(
+    hard = hard_instances.lower_bound(
         9, 3, 8, gamma=0.5, theta_c=np.ones((4, 1)), theta_u=-np.ones(5), varpi_c=0.4, varpi_u=0.2
     )
     policy = hard.optimal_policy.copy()
@@ -181,8 +182,8 @@ def test_the_remark_keeps_the_lemma_up_to_the_limit_on_varpi(factor):
     """The policy that gains most by e' has x = y + m, y = 1/(4K) + m; at the limit its loss is the floor."""
     gamma, n = 0.9, 4
     limit = 0.8 * (1 - gamma) / (gamma * n)
-    hard = instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=limit, repaired=True)
-    plain = instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=factor * limit)
+    hard = hard_instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=limit, repaired=True)
+    plain = hard_instances.lower_bound(n, 3, 8, gamma=gamma, theta_c=np.ones((n, 1)), varpi_c=factor * limit)
     model = CMDP(plain.cmdp.P, hard.cmdp.r, hard.cmdp.u, gamma, hard.cmdp.rho0)
     hard = dataclasses.replace(hard, cmdp=model, varpi_c=factor * limit, optimal_value=plain.optimal_value)
     v0, v1, _ = visits(gamma)
@@ -198,24 +199,24 @@ def test_the_remark_keeps_the_lemma_up_to_the_limit_on_varpi(factor):
 def test_beyond_the_limit_the_action_of_the_remark_pays():
     """Remark F.4 calls it a small modification; at varpi_c = 1/2 it moves the optimum to where the data is not."""
     signs = {"theta_c": np.ones((4, 1)), "gamma": 0.9}
-    plain = instances.lower_bound(4, 3, 8, varpi_c=0.5, **signs)
-    repaired = instances.lower_bound(4, 3, 8, varpi_c=0.01, repaired=True, **signs)
+    plain = hard_instances.lower_bound(4, 3, 8, varpi_c=0.5, **signs)
+    repaired = hard_instances.lower_bound(4, 3, 8, varpi_c=0.01, repaired=True, **signs)
     printed = CMDP(plain.cmdp.P, repaired.cmdp.r, repaired.cmdp.u, 0.9, plain.cmdp.rho0)
     best = printed.solve()
     assert best.reward > 1.5 * plain.optimal_value
     assert best.policy[:-1:4, 1].max() > 0.01  # in one of the blocks; all are alike
     assert printed.concentrability(repaired.mu) > 1.5 * repaired.concentrability
     with pytest.raises(ValueError, match=r"varpi_c must be > 0 and <= 0\.0222222, got 0\.5"):
-        instances.lower_bound(4, 3, 8, varpi_c=0.5, repaired=True, **signs)
+        hard_instances.lower_bound(4, 3, 8, varpi_c=0.5, repaired=True, **signs)
 
 
 def test_model_is_the_one_in_the_paper():
     theta_c = np.array([[1, -1], [-1, -1]])
     theta_u = np.array([1, -1, -1, 1, 1, -1])
-    hard = instances.lower_bound(
+    hard = hard_instances.lower_bound(
         8, 6, 8, 3.0, 0.8, theta_c=theta_c, theta_u=theta_u, varpi_c=0.4, varpi_u=0.3, repaired=False
     )
-    assert instances.blocks(8, 6, 8) == (2, 2, 6)
+    assert hard_instances.blocks(8, 6, 8) == (2, 2, 6)
     assert hard.mu.shape == (33, 5)
     P = hard.cmdp.P.toarray().reshape(33, 5, 33)
     for block in range(8):
@@ -248,7 +249,7 @@ def test_model_is_the_one_in_the_paper():
 
 def test_repair_adds_one_action_that_lifts_every_utility():
     options = {"gamma": 0.8, "theta_c": np.ones((4, 1)), "varpi_c": 0.01}
-    plain, repaired = (instances.lower_bound(4, 3, 8, **options, repaired=flag) for flag in (False, True))
+    plain, repaired = (hard_instances.lower_bound(4, 3, 8, **options, repaired=flag) for flag in (False, True))
     np.testing.assert_array_equal(plain.cmdp.P.toarray(), repaired.cmdp.P.toarray())
     changed = np.argwhere((plain.cmdp.u != repaired.cmdp.u).any(axis=0)).tolist()
     assert changed == [[0, 1], [4, 1], [8, 1], [12, 1]]
@@ -280,7 +281,7 @@ def test_no_slater_has_one_safe_policy(instance):
 
 
 def test_no_slater_model_is_the_one_in_the_paper():
-    hard = instances.no_slater(4, 4.0, 0.8, theta=[0, 1, 1, 0], varpi=0.4)
+    hard = hard_instances.no_slater(4, 4.0, 0.8, theta=[0, 1, 1, 0], varpi=0.4)
     P = hard.cmdp.P.toarray().reshape(8, 2, 8)
     np.testing.assert_allclose(P[0], [[1 / 1.2, 0, 0, *[0.05 / 1.2] * 4, 0]] * 2)
     np.testing.assert_allclose(P[[1, 2], :, [1, 2]], 0.75)
@@ -314,14 +315,15 @@ def test_bounds_follow_from_how_alike_neighbouring_models_are(sizes, n_samples, 
         distance = np.sqrt(n_samples * divergence(build(theta), build(flipped.reshape(theta.shape))) / 2)  # Pinsker
         return (1 - distance) / 2
 
-    k, n_c, n_u = instances.blocks(*sizes)
+    k, n_c, n_u = hard_instances.blocks(*sizes)
     varpi = {"varpi_c": float(bounds.hardest_varpi(n_samples, n_c * k, C, gamma))}
     if n_u:
         varpi["varpi_u"] = float(bounds.hardest_varpi(n_samples, n_u, C, gamma))
     signs = {"theta_c": np.ones((n_c, k)), "theta_u": np.ones(n_u)}
     errors = {
         name: mean_error(
-            lambda theta, name=name: instances.lower_bound(*sizes, C, gamma, **varpi, **(signs | {name: theta})), value
+            lambda theta, name=name: hard_instances.lower_bound(*sizes, C, gamma, **varpi, **(signs | {name: theta})),
+            value,
         )
         for name, value in signs.items()
         if value.size
@@ -336,7 +338,7 @@ def test_bounds_follow_from_how_alike_neighbouring_models_are(sizes, n_samples, 
 
     n = sizes[0]
     small = float(bounds.hardest_varpi(n_samples, n, C, gamma, "no_slater"))
-    error = mean_error(lambda theta: instances.no_slater(n, C, gamma, theta=theta, varpi=small), np.arange(n) % 2)
+    error = mean_error(lambda theta: hard_instances.no_slater(n, C, gamma, theta=theta, varpi=small), np.arange(n) % 2)
     assert error > 0.39
     assert 0 < bounds.violation_bound(n_samples, n, C, gamma) <= v * small / (1 - gamma) * error
 
@@ -360,17 +362,17 @@ def test_the_recipe_leaves_a_gap_at_three_pairs():
         if bounds.suboptimality_bound(1000, S, A, I, 2, 0.9) == 0
     }
     assert empty == {(4, A, I) for A in (7, 8) for I in range(8, 12)}
-    assert instances.blocks(5, 7, 8) == (3, 1, 4)  # from S = 5 on the unconstrained blocks carry the bound
+    assert hard_instances.blocks(5, 7, 8) == (3, 1, 4)  # from S = 5 on the unconstrained blocks carry the bound
 
 
 def test_same_seed_same_instance():
-    first, second, other = (instances.lower_bound(9, 5, 12, rng=seed) for seed in (3, 3, 4))
+    first, second, other = (hard_instances.lower_bound(9, 5, 12, rng=seed) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.theta_c, second.theta_c)
     np.testing.assert_array_equal(first.theta_u, second.theta_u)
     assert (first.varpi_c, first.varpi_u) == (second.varpi_c, second.varpi_u)
     np.testing.assert_array_equal(first.cmdp.P.toarray(), second.cmdp.P.toarray())
     assert first.varpi_c != other.varpi_c
-    one, two = (instances.no_slater(9, rng=np.random.default_rng(3)) for _ in range(2))
+    one, two = (hard_instances.no_slater(9, rng=np.random.default_rng(3)) for _ in range(2))
     np.testing.assert_array_equal(one.cmdp.P.toarray(), two.cmdp.P.toarray())
     with pytest.raises(ValueError, match="read-only"):
         first.mu[0, 0] = 1
@@ -380,9 +382,9 @@ def test_null_state_keeps_mass_at_the_least_concentrability():
     for gamma in np.append(np.linspace(0.5, 0.99, 8), 0.9999):
         for sizes in [(4, 3, 8), (20, 3, 8)]:
             varpi = 0.4 * (1 - gamma) / 4
-            hard = instances.lower_bound(*sizes, 2.0, gamma, varpi_c=varpi, repaired=True, rng=0)
+            hard = hard_instances.lower_bound(*sizes, 2.0, gamma, varpi_c=varpi, repaired=True, rng=0)
             assert hard.mu[-1, 0] > 0
-        assert instances.no_slater(4, 2.0, gamma, rng=0).mu[-1, 0] > 0
+        assert hard_instances.no_slater(4, 2.0, gamma, rng=0).mu[-1, 0] > 0
 
 
 @pytest.mark.parametrize(
@@ -405,19 +407,19 @@ def test_null_state_keeps_mass_at_the_least_concentrability():
 def test_lower_bound_refuses_by_name(changes, message):
     arguments = {"n_blocks": 9, "n_actions": 3, "n_utilities": 8, "rng": 0} | changes
     with pytest.raises(ValueError, match=message):
-        instances.lower_bound(**arguments)
+        hard_instances.lower_bound(**arguments)
 
 
-HARD = instances.lower_bound(4, 3, 8, rng=0)
+HARD = hard_instances.lower_bound(4, 3, 8, rng=0)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: instances.no_slater(3), "n_blocks must be between 4"),
-        (lambda: instances.no_slater(4, 1.0), r"concentrability must be >= 2, got 1\.0"),
-        (lambda: instances.no_slater(4, varpi=0.51), r"varpi must be > 0 and <= 0\.5, got 0\.51"),
-        (lambda: instances.no_slater(4, theta=[0, 1, -1, 0]), r"theta\[2\] = -1\.0 must be 0 or 1"),
+        (lambda: hard_instances.no_slater(3), "n_blocks must be between 4"),
+        (lambda: hard_instances.no_slater(4, 1.0), r"concentrability must be >= 2, got 1\.0"),
+        (lambda: hard_instances.no_slater(4, varpi=0.51), r"varpi must be > 0 and <= 0\.5, got 0\.51"),
+        (lambda: hard_instances.no_slater(4, theta=[0, 1, -1, 0]), r"theta\[2\] = -1\.0 must be 0 or 1"),
         (lambda: HARD.occupancy(np.full(HARD.mu.shape, 0.5)), r"policy\[0\] must sum to 1"),
     ],
 )
@@ -428,4 +430,4 @@ def test_the_others_refuse_by_name(call, message):
 
 def test_a_flag_is_true_or_false():
     with pytest.raises(TypeError, match="repaired must be True or False, got 1"):
-        instances.lower_bound(4, 3, 8, repaired=1)
+        hard_instances.lower_bound(4, 3, 8, repaired=1)

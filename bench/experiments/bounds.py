@@ -1,6 +1,6 @@
 """Lower bounds as functions of the number of samples, and the loss that they are about (appendix F).
 
-The problems themselves are in `dpdl.instances`. The theorems give rates up to a universal constant; their proofs
+The problems themselves are in `hard_instances`. The theorems give rates up to a universal constant; their proofs
 have constants, which the functions below use by default. The proofs have gaps, listed in docs/paper-map.md, which do
 not affect these constants. Those of the argument by Fano's inequality close with Assouad's lemma, over the whole cube
 of signs instead of a packing: at the proof's varpi any two neighbouring theta are so alike after N samples that the
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpdl.instances import BlockInstance, blocks, visits
+from hard_instances import BlockInstance, blocks, visits
 
 Array = NDArray[np.float64]
 

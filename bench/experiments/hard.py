@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpdl import CMDP, Dataset, exact, learn, policy, theory
-from dpdl.instances import HardInstance
+from hard_instances import HardInstance
 
 from .common import Array, Outcome, slope, table
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdl import instances
-from dpdl.instances import BlockInstance
+import hard_instances
+from hard_instances import BlockInstance
 
 from .bounds import hardest_varpi, loss, loss_floor, suboptimality_bound
 from .common import Outcome, each
@@ -30,11 +30,11 @@ C, GAMMA = 2.0, 0.5
 
 def instance(varpi_c: float, varpi_u: float, seed: int) -> BlockInstance:
     rng = np.random.default_rng([seed, 1])
-    return instances.lower_bound(*SIZES, C, GAMMA, varpi_c=varpi_c, varpi_u=varpi_u, repaired=True, rng=rng)
+    return hard_instances.lower_bound(*SIZES, C, GAMMA, varpi_c=varpi_c, varpi_u=varpi_u, repaired=True, rng=rng)
 
 
 def run(quick: bool) -> Outcome:
-    n_pairs, n_constrained, n_unconstrained = instances.blocks(*SIZES)
+    n_pairs, n_constrained, n_unconstrained = hard_instances.blocks(*SIZES)
     n_signs = n_pairs * n_constrained
     plain = (0.8 * (1 - GAMMA) / (GAMMA * n_signs), 0.5)  # the largest varpi_c and varpi_u that the family admits
     example = instance(*plain, seed=0)

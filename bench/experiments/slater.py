@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdl import instances
-from dpdl.instances import NoSlaterInstance
+import hard_instances
+from hard_instances import NoSlaterInstance
 
 from .bounds import hardest_varpi, violation_bound
 from .common import Outcome, each
@@ -27,7 +27,7 @@ TOLD = 1.0
 
 
 def instance(varpi: float, seed: int) -> NoSlaterInstance:
-    return instances.no_slater(N_BLOCKS, C, GAMMA, varpi=varpi, rng=np.random.default_rng([seed, 1]))
+    return hard_instances.no_slater(N_BLOCKS, C, GAMMA, varpi=varpi, rng=np.random.default_rng([seed, 1]))
 
 
 def run(quick: bool) -> Outcome:
