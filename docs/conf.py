@@ -8,6 +8,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["theorems/*"]
 html_theme = "furo"
 html_title = "dpdl"
+html_static_path, html_css_files = ["static"], ["site.css"]
 html_copy_source = html_show_sourcelink = False
 html_show_copyright = False
 myst_heading_anchors = 3

@@ -323,12 +323,9 @@ class Explanation:
 
     Attributes
     ----------
-    state : label
-    actions : tuple of labels
-    probabilities : array
-        Probability of each action.
-    counts : int64 array or None
-        How often the log shows each action in this state; None if the policy did not come from a log.
+    state, actions : labels
+    probabilities, counts : arrays
+        Of each action: its probability, and how often the log shows it here (None if the policy did not come from one).
     changes : dict of str to array
         As in `Evidence`; NaN where the log does not show the action.
     """

@@ -104,12 +104,13 @@ def _fail(message: str, kind: str = "error: ") -> int:
 
 def _one_line(error: BaseException) -> str:
     """Say what is wrong in one line, with the options of the command line in place of Python's arguments."""
-    text = " ".join(str(error).split())
+    named = isinstance(error, OSError) and error.strerror and error.filename
+    text = " ".join((f"{error.filename}: {error.strerror}" if named else str(error)).split())  # type: ignore[attr-defined]
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    text = text.replace("give either rho0 or initial_states", "give --start")
+    text = text.replace("give either rho0 or initial_states", "give --start").replace("overwrite=True", "--overwrite")
     names = "state action reward costs next_state episode time terminated truncated missing psi slater T eps kappa"
-    names += " overwrite limits limit_on cost_max delta gamma"
+    names += " limits limit_on cost_max delta gamma"
 
     def option(match: re.Match[str]) -> str:
         return f"--{match[1].replace('_', '-')}" + (" " if match[2] else "")
@@ -167,8 +168,9 @@ def inspect(options: Any) -> int:
         lines.append(f"independent transitions, {log.n_ended:,} of which end their episode; first states are not known")
     else:
         episodes = int(log.initial_counts.sum())
-        left = episodes - log.n_ended
-        lines.append(f"{episodes:,} episodes: {log.n_ended:,} ended, of {left:,} only the record stops")
+        lines.append(
+            f"{episodes:,} episodes: {log.n_ended:,} ended, of {episodes - log.n_ended:,} only the record stops"
+        )
     rows = [(name, *(f"{value:.4g}" for value in values)) for name, values in per_row.items()]
     shown = coverage(log)
     lines += ["", *aligned(("per row", "least", "mean", "largest"), rows), "", repr(shown)]
@@ -349,7 +351,8 @@ def _read(options: Any, discretizer: Any = None) -> Any:
     roles = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
     given = {name: getattr(options, name) for name in roles if getattr(options, name) is not None}
     given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
-    costs = list(dict.fromkeys([*(options.costs or ()), *dict(getattr(options, "limits", None) or ())]))
+    limited = [name for name, limit in getattr(options, "limits", None) or () if limit != ">= log"]  # of the reward
+    costs = list(dict.fromkeys([*(options.costs or ()), *limited]))
     if kind_of(options.log) == "dpdl":  # it knows its costs
         costs = []
     if discretizer is None and options.bins is not None:
@@ -518,7 +521,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--kappa", type=float, help="conservatism: the margin to learn with")
     add("--floor", type=float, help="least value of the estimated data distribution")
     add("--order", choices=("replacement", "shuffle", "trajectory", "once"), help="how the log is read")
-    add("--mixing-time", type=_mixing_time, help='bound for a log that is one trajectory, or "estimate"')
+    mixing_time = {"type": lambda text: text if text == "estimate" else float(text)}
+    add("--mixing-time", **mixing_time, help='bound for a log that is one trajectory, or "estimate"')
     add("--strict", action="store_const", const=True, help="as the theorem has it: every row is read once, or an error")
     add("--adaptive", action="store_true", help="Algorithm 2: double psi until VERIFY passes twice")
     add("--seed", type=_seed, help="seed of the run: same seed, same bits")
@@ -553,15 +557,14 @@ Add = Callable[..., Any]
 
 
 def _epilog(name: str) -> str:
-    return "\n  dpdl ".join(["examples:", *EXAMPLES[name]]) + f"\n\n{EXIT_CODES}"
+    examples = "\n  dpdl ".join(["examples:", *EXAMPLES.get(name, [name])])
+    return f"{examples}\n\n{EXIT_CODES}"
 
 
 def _command(commands: Any, run: Callable[[Any], int], help: str, more: str = "") -> Add:
-    name = run.__name__
-    epilog = _epilog(name) if name in EXAMPLES else None
-    raw = argparse.RawDescriptionHelpFormatter
-    text = f"{help[0].upper()}{help[1:]}.\n{more}"
-    parser = commands.add_parser(name, help=help, description=text, epilog=epilog, formatter_class=raw)
+    name, text = run.__name__, f"{help[0].upper()}{help[1:]}.\n{more}"
+    parser = commands.add_parser(name, help=help, description=text, epilog=_epilog(name))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
     return parser.add_argument
 
@@ -587,7 +590,9 @@ def _add_log(add: Add) -> None:
 def _add_question(add: Add, *, bounds: bool = False) -> None:
     add("--gamma", type=float, required=True, help="discount in (0, 1)")
     pairs = {"type": _pair, "action": "extend", "nargs": "+", "metavar": "NAME=NUMBER"}
-    add("--limits", **pairs, help="upper limits of costs, in the units of their columns")
+    text = "upper limits of costs, in the units of their columns"
+    text += "; reward>=log, NAME<=log: no worse than under the policy that made the log" if bounds else ""
+    add("--limits", **pairs | {"type": _limit if bounds else _pair}, help=text)
     text = "what limits bound: discounted totals, or discounted averages per step; the two differ by 1/(1-gamma)"
     add("--limit-on", choices=("total", "average"), help=text)
     text = "a state in which episodes begin; several are equally likely (default: as the episodes of the log)"
@@ -641,5 +646,7 @@ def _pair(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"must be NAME=NUMBER, got {text!r}")
 
 
-def _mixing_time(text: str) -> float | str:
-    return text if text == "estimate" else float(text)
+def _limit(text: str) -> tuple[str, float | str]:
+    """A limit that is a number, or that of the log: ``reward>=log`` and ``falls<=log`` as in Python's `limits`."""
+    by_log = re.fullmatch(r"(.+?)\s*([<>]=)\s*log", text)
+    return (by_log[1], f"{by_log[2]} log") if by_log else _pair(text)

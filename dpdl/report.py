@@ -24,7 +24,7 @@ from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
 from dpdl.files.atomic import replacing_file
 from dpdl.safety.answer import Answer, AnswerStatus
-from dpdl.safety.certificate import HEADER, Bound
+from dpdl.safety.certificate import HEADER
 
 #: Rows of the policy's table that are shown; the file has all.
 MOST_STATES = 60
@@ -110,12 +110,13 @@ def report_html(
         _caveats(answer),
         _provenance(answer, log, source, command),
     ]
+    body = "\n".join(section for section in sections if section)
+    body = body.replace("&lt;= ", "≤&nbsp;").replace("&gt;= ", "≥&nbsp;")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>dpdl: {escape(verdict.lower())}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</body></html>\n"
+        f"{body}\n</body></html>\n"
     )
 
 
@@ -124,7 +125,7 @@ def report_html(
 
 def _asked(answer: Answer) -> str:
     certificate = answer.certificate
-    limits = [f"{escape(bound.name)} {_limit(bound)}" for bound in certificate.constraints]
+    limits = [escape(f"{bound.name} {bound.row[4]}") for bound in certificate.constraints]
     averages = any(bound.is_average for bound in certificate.constraints)
     kind = f" ({'averages per step' if averages else 'totals of an episode'})" if limits else ""
     return (
@@ -141,8 +142,6 @@ def _certificate(answer: Answer) -> str:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
     table = _table((*HEADER[:-1], "undiscounted"), certificate.rows)
-    for sign, shown in (("&lt;= ", "≤&nbsp;"), ("&gt;= ", "≥&nbsp;")):
-        table = table.replace(sign, shown)
     for verdict, style in (("kept", "kept"), ("BROKEN", "broken"), ("NOT SHOWN", "broken")):
         table = table.replace(f"<td>{verdict}</td>", f'<td class="{style}">{verdict}</td>')
     words = (
@@ -157,7 +156,7 @@ def _own(answer: Answer) -> str:
     totals = answer.certificate.fit.totals
     if not totals:
         return ""
-    limits = {bound.name: _limit(bound) for bound in answer.certificate.constraints if not bound.is_average}
+    limits = {bound.name: bound.row[4] for bound in answer.certificate.constraints if not bound.is_average}
     rows = []
     for own in totals:
         discounted = text.tidy(own.discounted), text.tidy(own.discounted_error, 2), limits.get(own.name, "")
@@ -234,10 +233,6 @@ def _provenance(answer: Answer, log: Dataset | None, source: str | None, command
 
 
 # Parts of sections.
-
-
-def _limit(bound: Bound) -> str:
-    return f"{'≤' if bound.is_cost else '≥'} {bound.limit:.4g}{' a step' if bound.is_average else ''}"
 
 
 def _wide(html: str) -> str:

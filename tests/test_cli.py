@@ -222,7 +222,7 @@ def test_the_old_answer_stays_until_the_new_one_is_complete(run, monkeypatch):
     assert run(*solve, "c=1.7")[0] == 0
     before = {name: Path("answer", name).read_bytes() for name in names("answer")}
     code, _, err = run(*solve, "c=1.7")
-    assert (code, "--overwrite" in err) == (1, True)
+    assert (code, err.endswith("answer: it exists already; pass --overwrite to replace it\n")) == (1, True)
 
     def fails(*arguments, **keywords):
         raise OSError(28, "No space left on device")
