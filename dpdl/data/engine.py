@@ -125,8 +125,13 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
     rows = rows.with_columns((nw.col(_LAST) if terminated is True else end).alias(_END))
     # Of a row that ends its episode the next state is not used.
     rows = rows.with_columns(*(nw.when(~nw.col(_END)).then(nw.col(name)).alias(name) for name in following))
-    early = nw.col(_END) & ~nw.col(_LAST) if in_order else nw.lit(False)
-    rows = rows.with_columns(early.alias(_EARLY), (nw.col(_BROKEN) & ~nw.col(_END)).alias(_BROKEN))
+    wrong_rows = [_TWICE] if in_order else []
+    if in_order and flag is not None:
+        rows = rows.with_columns((nw.col(_END) & ~nw.col(_LAST)).alias(_EARLY))
+        wrong_rows.append(_EARLY)
+    if in_order and next_state is not None:
+        rows = rows.with_columns((nw.col(_BROKEN) & ~nw.col(_END)).alias(_BROKEN))
+        wrong_rows.append(_BROKEN)
     unusable = nw.lit(False)
     for fault, wrong in faults.items():
         if bad[fault]:
@@ -134,7 +139,7 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
     rows = rows.with_columns(unusable.alias(_BAD))
     keys = list(dict.fromkeys([*state, *action, *following, _END, _BAD]))
     sums = [nw.len().alias(_COUNT)]
-    sums += [nw.col(name).cast(nw.Int64).sum().alias(name) for name in (_FIRST, *WRONG)]
+    sums += [nw.col(name).cast(nw.Int64).sum().alias(name) for name in (_FIRST, *wrong_rows)]
     moments = [nw.col(name).mean().alias(f"{_MEAN}{k}") for k, name in enumerate(values)]
     moments += [nw.col(name).std(ddof=0).alias(f"{_STD}{k}") for k, name in enumerate(values)]
 
@@ -144,10 +149,10 @@ def count_frame(frame: Any, roles: Roles, *, drop: bool = False) -> Dataset:
         few = n_values * cells.num_rows <= MOST_CELLS
     if few:
         cells = _collected(rows.group_by([*keys, *values]).agg(*sums))
-    for name, message in WRONG.items():
+    for name in wrong_rows:
         n = int(np.nansum(_numbers(cells, name)))
         if n:
-            raise ValueError(f"{message} (such rows in the frame: {n:,})")
+            raise ValueError(f"{WRONG[name]} (such rows in the frame: {n:,})")
     means = [_numbers(cells, name if few else f"{_MEAN}{k}") * scales[k] for k, name in enumerate(values)]
     stds = [None if few else _numbers(cells, f"{_STD}{k}") * scale for k, scale in enumerate(scales)]
     columns = dict(zip(values, zip(means, stds, strict=True), strict=True))
