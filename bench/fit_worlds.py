@@ -116,7 +116,8 @@ def draws(distributions: Array) -> Draw:
     """Return what draws an index from the distribution of each row that it is given."""
     size, cdf = distributions.shape[1], np.cumsum(distributions, axis=1)
     # Row k takes [k, k + 1), so that one search serves all rows.
-    places = (cdf / cdf[:, -1:] + np.arange(len(cdf))[:, None]).ravel()
+    total = np.where(cdf[:, -1:] > 0, cdf[:, -1:], 1.0)  # zero in states where nothing happens
+    places = (cdf / total + np.arange(len(cdf))[:, None]).ravel()
 
     def draw(rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         found = np.searchsorted(places, rows + rng.random(len(rows)), side="right") - rows * size

@@ -135,8 +135,8 @@ class ModelCheck:
         if self.status == UNTESTED:
             return f"The log cannot be tested: {self.reason}."
         if not self.rejected:
-            found = f"{len(self.tests)} tests by {self.totals[0].episodes:,} episodes" if self.totals else "no test"
-            return f"The log does not contradict the model ({found}, level {self.level:g})."
+            tests = f"{len(self.tests)} tests by {self.totals[0].episodes:,} episodes"
+            return f"The log does not contradict the model ({tests}, level {self.level:g})."
         worst = max((test for test in self.tests if test.rejected), key=lambda test: abs(test.z))
         return (
             "The log does not come from one decision process with these states: "
@@ -180,10 +180,11 @@ class ModelCheck:
             shape = (max(1, len(self.profiles)), 2)
             axes = plt.subplots(*shape, figsize=(9, 2.6 * shape[0]), squeeze=False, layout="constrained")[1]
         for line, (signal, profile) in zip(axes, self.profiles.items(), strict=False):
-            for ax, (history, (x, mean, error)) in zip(line, profile.items(), strict=False):
+            units = {"time": "time in the episode", "episode so far": "mean residual of the episode so far"}
+            for ax, (history, unit) in zip(line, units.items(), strict=True):
+                x, mean, error = profile[history]
                 ax.axhline(0, color="0.6", lw=0.8)
                 ax.errorbar(x, mean, yerr=2 * np.asarray(error), fmt="o", ms=3, lw=1)
-                unit = "time in the episode" if history == "time" else "mean residual of the episode so far"
                 ax.set(xlabel=unit, ylabel=f"residual of {signal}")
         return axes
 
@@ -233,8 +234,8 @@ def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, 
     >>> last = np.tile(np.arange(10) == 9, 100)
     >>> log = Dataset(np.zeros(1000, int), rng.integers(0, 2, 1000), np.zeros(1000, int), np.ones(1000),
     ...               n_states=1, n_actions=2, terminated=last, truncated=np.zeros(1000, bool))
-    >>> found = check_model(log, gamma=0.9)
-    >>> found.status, found.advice[0][:46]
+    >>> fit = check_model(log, gamma=0.9)
+    >>> fit.status, fit.advice[0][:46]
     ('rejected', 'time: what follows depends on the time in the ')
     """
     check.instance("log", log, Dataset)
