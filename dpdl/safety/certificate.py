@@ -336,8 +336,22 @@ def _figure(task: Task, trial: Trial, i: int, name: str, episode: Array | None) 
         is_cost=limited and task.is_cost,
         is_average=limited and task.is_average,
         kept=keeps(task, trial, i - 1) if limited else None,
-        per_episode=None if episode is None else float(-episode[i] if i == 0 or not task.is_cost else episode[i]),
+        per_episode=_per_episode(task, trial, i, episode),
     )
+
+
+def _per_episode(task: Task, trial: Trial, i: int, episode: Array | None) -> float | None:
+    """The total of an episode without discounting, if known.
+
+    It does not count what states without rows may cost, as the estimate does: where a loss cannot be negative and that
+    makes the discounted total the larger one, there is no such figure.
+    """
+    if episode is None:
+        return None
+    losses, total = task.cells.values[:, i], float(episode[i])
+    if losses.min() >= 0 and trial.estimate[i] > total * (1 + 1e-9):
+        return None
+    return -total if i == 0 or not task.is_cost else total
 
 
 def _assumptions(task: Task) -> tuple[str, ...]:
