@@ -122,10 +122,9 @@ def test_dealing_is_hypergeometric():
     """Two cells of one pair, 6 and 4 rows, five of which are dealt: the mean is 3, the variance 6*4*5*5/(100*9)."""
     found = []
     for k in range(3000):
-        cells = Cells(
-            np.zeros(2, int), np.array([0, 0]), np.array([[0.0], [1.0]]), np.array([6, 4]), None, np.ones(1), 1
-        )
-        cells.__dict__["seed"] = k
+        # A second pair with k rows makes another log, and another seed.
+        values = np.array([[0.0], [1.0], [0.0]])
+        cells = Cells(np.array([0, 0, 1]), np.zeros(3, int), values, np.array([6, 4, 2 * k + 2]), None, np.ones(1), 2)
         found.append(cells.halves()[0].count[0])
     assert np.mean(found) == pytest.approx(3, abs=0.08)
     assert np.var(found) == pytest.approx(6 * 4 * 5 * 5 / (100 * 9), rel=0.1)
@@ -169,9 +168,10 @@ def test_values_and_terms_agree_with_sums_over_rows():
     y = np.column_stack([-r, c]) + 0.9 * np.where(ended[:, None], 0, V[after])
     weight = visits.ravel()[pair] / (n[pair] - 1)
     x = weight[:, None] * (y - (mean + 0.9 * P @ V)[pair])
-    trial = Trial((sample,), (policy.ravel(),), task.cost_max)
+    trial = Trial(task, (sample,), (policy.ravel(),))
     assert trial.error == pytest.approx(np.sqrt((x**2).sum(axis=0)), rel=1e-9)
-    worst = len(s) * weight.max() * (y - (mean + 0.9 * P @ V)[pair])[:, 1].max()
+    Q, largest = (mean + 0.9 * P @ V)[:, 1], (y - (mean + 0.9 * P @ V)[pair])[:, 1].max()
+    worst = len(s) * (weight * np.minimum(largest, y[:, 1].max() - Q[pair])).max()
     bound = upper_bound(np.append(len(s) * x[:, 1], worst), np.ones(len(s) + 1), 0.05)
     assert trial.width(1, 0.05) == pytest.approx(bound, rel=1e-6)
 
@@ -193,6 +193,63 @@ def test_units_order_and_counts_do_not_matter(seed):
     scaled = answer(posed((*columns[:4], 1000 * columns[4], columns[5], 1000 * columns[6])))
     assert scaled.status is first.status
     assert scaled.certificate.constraints[0].bound == pytest.approx(1000 * first.certificate.constraints[0].bound)
+
+
+def test_renamed_labels_do_not_matter():
+    """The hash that seeds the halves knows a state by its rows: 40 logs, of which some are refused."""
+    statuses = []
+    for seed in range(40):
+        columns = a_log(160 + 20 * seed, seed)
+        first = answer(posed(columns))
+        renamed = np.random.default_rng(seed).permutation(4)
+        other = answer(posed(columns, relabel=renamed))
+        assert other.status is first.status
+        bounds = [certified.certificate.constraints[0].bound for certified in (first, other)]
+        assert bounds[1] == pytest.approx(bounds[0], rel=1e-6)
+        statuses.append(first.status.name)
+    assert len(set(statuses)) > 1
+
+
+def test_limits_by_the_log():
+    """A log is no worse than itself; what is certified to be no worse is, and limits of both kinds hold together."""
+    s, a, after, r, c, _, limit = a_log(1500, 4)
+    log = dpdl.Dataset(s, a, after, r, costs={"cost": c}, n_states=4, n_actions=3)
+    logged = np.zeros((4, 3))
+    np.add.at(logged, (s, a), 1)
+    logged /= logged.sum(axis=1, keepdims=True)
+    limits = {"reward": ">= log", "cost": "<= log"}
+    same = dpdl.certify(logged, log, gamma=0.9, limits=limits, **START)
+    assert same.holds
+    assert [bound.bound for bound in same.constraints] == pytest.approx([0, 0], abs=1e-9)
+    assert not dpdl.certify(np.eye(3)[[0, 0, 0, 0]], log, gamma=0.9, limits=limits, **START).holds
+    found = dpdl.safe_policy(log, gamma=0.9, limits=limits, **START)
+    assert found.success
+    assert found.certificate.reward.estimate >= found.certificate.behaviour.estimate * (1 - 1e-9)
+    more = dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, **START)
+    assert more.certificate.constraints[0].bound > 0
+    both = dpdl.safe_policy(log, gamma=0.9, limits={"cost": limit, "reward": ">= log"}, limit_on="average", **START)
+    assert [bound.name for bound in both.certificate.constraints] == ["cost", "reward beyond the log's"]
+    with pytest.raises(ValueError, match="limits\\['cost'\\] must be a number or '<= log', got '>= log'"):
+        dpdl.safe_policy(log, gamma=0.9, limits={"cost": ">= log"}, **START)
+    with pytest.raises(ValueError, match="no cost 'price'"):
+        dpdl.safe_policy(log, gamma=0.9, limits={"price": "<= log"}, **START)
+    with pytest.raises(ValueError, match="varies a limit that is a number"):
+        dpdl.frontier(log, gamma=0.9, limits={"reward": ">= log"}, **START)
+
+
+def test_bounds_by_the_log_hold():
+    """Of 300 logs of ten pairs alike, at most 5% show that a policy is better than the log, within sampling error."""
+    failed = 0
+    for k in range(300):
+        rng = np.random.default_rng(k)
+        s, a = np.divmod(np.repeat(np.arange(10), rng.integers(3, 30, 10)), 2)
+        c = (rng.random(len(s)) < 0.2) * 1.0
+        ends = np.ones(len(s), bool)
+        log = dpdl.Dataset(s, a, 0 * s, 0.0 * s, costs={"c": c}, terminated=ends, n_states=5, n_actions=2)
+        policy = rng.dirichlet(np.ones(2), 5)
+        question = {"gamma": 0.9, "limits": {"c": "<= log"}, "rho0": np.full(5, 0.2)}
+        failed += dpdl.certify(policy, log, **question).constraints[0].bound < 0
+    assert failed <= 0.05 * 300 + 2 * np.sqrt(0.05 * 300)
 
 
 def test_a_smaller_delta_has_a_larger_bound():

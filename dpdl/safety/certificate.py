@@ -24,7 +24,6 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.files.saved import Saved
-from dpdl.question import pose
 from dpdl.safety.composites import Cells, Options
 from dpdl.safety.fit import ModelCheck, check_model
 from dpdl.safety.sample import Sample
@@ -226,7 +225,7 @@ def certify(
     log: Dataset,
     *,
     gamma: float,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float | str] | None = None,
     limit_on: str | None = None,
     delta: float = 0.05,
     rho0: ArrayLike | None = None,
@@ -244,7 +243,8 @@ def certify(
     gamma : float
         Discount.
     limits, limit_on
-        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`). A cost
+        may be limited by "<= log", and the reward by ">= log": no worse than under the policy that made the log.
     delta : float, optional
         Probability that a bound of some constraint fails.
     rho0, initial_states : array_like, optional
@@ -263,11 +263,11 @@ def certify(
     >>> certify([[0.5, 0.5]], log, **question, rho0=[1.0]).constraints[0].row
     ('wear', '0.9987', '0.0092', '<= 1.014', '<= 1.2 a step', 'kept', '')
     """
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
+    task = make_task(log, gamma, delta, rho0, initial_states, cost_max, accept_misfit, limits, limit_on)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
     sample = Sample(task.cells, Options.build(task.cells, 1, composites=False), task.gamma)
     chosen = table.ravel()[task.cells.pairs]
-    return make_certificate(task, Trial((sample,), (chosen,), task.cost_max), table, chosen_here=False)
+    return make_certificate(task, Trial(task, (sample,), (chosen,)), table, chosen_here=False)
 
 
 def make_certificate(task: Task, trial: Trial, policy: Array, *, chosen_here: bool) -> Certificate:
@@ -306,7 +306,7 @@ def _logged(task: Task, sample: Sample, fit: ModelCheck) -> Bound:
             bound=own.discounted - z * own.discounted_error,
             per_episode=own.total,
         )
-    logged = Trial((sample,), (sample.options.as_logged,), task.cost_max)
+    logged = Trial(task, (sample,), (sample.options.as_logged,))
     episode = per_episode(task.cells, logged_policy(task.cells))
     return _figure(task, logged, 0, "reward of the log, by the model", episode)
 
@@ -321,22 +321,24 @@ def keeps(task: Task, trial: Trial, i: int) -> bool:
 
 def hidden(task: Task) -> NDArray[np.bool_]:
     """Which costs no row shows and nobody declares: nothing can be said about them."""
-    return ~task.cells.values[:, 1:].any(axis=0) & np.isnan(task.cost_max)
+    return ~task.cells.values[:, 1:].any(axis=0) & np.isnan(task.cost_max) & ~task.against_log
 
 
 def _figure(task: Task, trial: Trial, i: int, name: str, episode: Array | None) -> Bound:
-    share = 1 - task.gamma if i and task.is_average else 1.0
+    """Figure `i` of a trial: 0 for the reward, 1 + k for constraint k."""
     limited = i > 0
+    compared = limited and bool(task.against_log[i - 1])
+    is_cost = limited and bool(task.is_cost[i - 1])
     return Bound(
-        name=name,
+        name=f"{name} beyond the log's" if compared else name,
         estimate=task.shown(i, float(trial.estimate[i])),
-        error=float(share * trial.error[i]),
+        error=float((1 - task.gamma if limited and task.is_average else 1.0) * trial.error[i]),
         bound=task.shown(i, trial.bound(i, task.level if limited else task.delta)),
         limit=task.shown(i, float(task.limits[i - 1])) if limited else None,
-        is_cost=limited and task.is_cost,
+        is_cost=is_cost,
         is_average=limited and task.is_average,
         kept=keeps(task, trial, i - 1) if limited else None,
-        per_episode=_per_episode(task, trial, i, episode),
+        per_episode=None if compared else _per_episode(task, trial, i, episode),
     )
 
 
@@ -351,7 +353,7 @@ def _per_episode(task: Task, trial: Trial, i: int, episode: Array | None) -> flo
     losses, total = task.cells.values[:, i], float(episode[i])
     if losses.min() >= 0 and trial.estimate[i] > total * (1 + 1e-9):
         return None
-    return -total if i == 0 or not task.is_cost else total
+    return -total if i == 0 or not task.is_cost[i - 1] else total
 
 
 def _assumptions(task: Task) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from dpdl._validation import Array
 
 Ints = NDArray[np.int64]
+#: Steps that the hash of a state looks ahead.
+DEPTH = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,20 +110,36 @@ class Cells:
         return np.cumsum(np.diff(self.pair, prepend=-1) != 0) - 1
 
     @cached_property
-    def seed(self) -> int:
-        """A number that depends on which rows are equal and how often they occur, not on their order or on units."""
-        parts = [self.pair, self.next, self.count, *([] if self.starts is None else [self.starts])]
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<i8").tobytes() for part in parts))
-        return int.from_bytes(digest.digest()[:16], "little")
+    def colours(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Hashes of cells (M,) and states (S,) that do not depend on labels, order of rows or units.
+
+        A state is known by its rows and by what follows them, several steps deep (Weisfeiler and Leman 1968).
+        """
+        values = np.zeros(len(self.pair), dtype=np.uint64)
+        for column in self.values.T:
+            values = _mix(values + _rank(column).astype(np.uint64))
+        begun = np.zeros(self.n_states) if self.starts is None else self.starts
+        state, first_pair = _mix(begun.astype(np.uint64)), self.pairs // self.n_actions
+        for _ in range(DEPTH):
+            after = np.where(self.next >= 0, state[self.next], np.uint64(1))
+            cell = _mix(_mix(values + after) + self.count.astype(np.uint64))
+            pair = _mix(np.add.reduceat(cell, self._first))
+            of_state = np.zeros(self.n_states, dtype=np.uint64)
+            np.add.at(of_state, first_pair, pair)
+            state = _mix(of_state + _mix(state))
+        return _mix(cell + _mix(pair + state[first_pair])[self.place]), state
 
     def halves(self) -> tuple[Cells, Cells]:
         """Deal the rows of each pair at random to two halves; each gets as many rows of a pair, up to one.
 
-        The odd rows of a state's pairs are dealt in turn, those of rare pairs first, so that composites are halved too.
+        The random numbers depend on what the log holds, not on labels, order of rows or units. The odd rows of a
+        state's pairs are dealt in turn, those of rare pairs first, so that composites are halved too.
         """
-        rng = np.random.Generator(np.random.PCG64(self.seed))
-        state = self.pairs // self.n_actions
-        order = np.lexsort((self.pairs, self.pair_counts, state))
+        cell, of_state = self.colours
+        seed = hashlib.sha256(np.sort(cell).tobytes()).digest()
+        rng = np.random.Generator(np.random.PCG64(int.from_bytes(seed[:16], "little")))
+        state, pair = self.pairs // self.n_actions, np.add.reduceat(cell, self._first)
+        order = np.lexsort((pair, self.pair_counts, state, of_state[state]))
         odd = (self.pair_counts[order] % 2).astype(np.int64)
         before = np.cumsum(odd) - odd
         first_of_state = np.flatnonzero(np.diff(state[order], prepend=-1))
@@ -129,22 +147,31 @@ class Cells:
         turn = before - before[first_of_state][which] + rng.integers(0, 2, len(first_of_state))[which]
         size = np.empty(len(order), dtype=np.int64)
         size[order] = (self.pair_counts[order] + odd * (turn % 2)) // 2
+        cells = np.lexsort((cell, self.place, pair[self.place]))
         left = np.zeros_like(self.count)
-        last = np.append(self._first[1:], len(self.count))
-        for a, b, n in zip(self._first.tolist(), last.tolist(), size.tolist(), strict=True):
-            if b - a == 1:
-                left[a] = n
+        for block in np.split(cells, np.flatnonzero(np.diff(self.place[cells])) + 1):
+            n = int(size[self.place[block[0]]])
+            if len(block) == 1:
+                left[block] = n
             elif n:
-                left[a:b] = rng.multivariate_hypergeometric(self.count[a:b], n, method="marginals")
+                left[block] = rng.multivariate_hypergeometric(self.count[block], n, method="marginals")
         if self.starts is None:
             return replace(self, count=left), replace(self, count=self.count - left)
-        odd = self.starts % 2
-        turn = np.cumsum(odd) + int(rng.integers(0, 2))
+        odd, by_colour = self.starts % 2, np.argsort(of_state, kind="stable")
+        turn = np.empty_like(odd)
+        turn[by_colour] = np.cumsum(odd[by_colour]) + int(rng.integers(0, 2))
         begun = (self.starts + odd * (turn % 2)) // 2
         return self._half(left, begun), self._half(self.count - left, self.starts - begun)
 
     def _half(self, count: Ints, starts: Ints) -> Cells:
         return replace(self, count=count, starts=starts, rho0=starts / max(1, starts.sum()))
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash words of 64 bits (the finaliser of splitmix64)."""
+    words = (words + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _rank(values: NDArray) -> Ints:

@@ -16,7 +16,6 @@ from dpdl._progress import StatusLine
 from dpdl.data.dataset import Dataset
 from dpdl.files.headers import expect_names
 from dpdl.files.saved import Saved
-from dpdl.question import pose
 from dpdl.safety.fit import check_model
 from dpdl.safety.proposals import Proposer
 from dpdl.safety.safe import Search
@@ -25,7 +24,7 @@ from dpdl.safety.task import Task, make_task
 #: Limits between the least and the largest cost of a useful policy, if none are given.
 POINTS = 8
 #: Proposals at each limit, from careful to bold, see `dpdl.safety.proposals`.
-PARTS = (2.0, 1.4, 1.0, 0.7, 0.4, 0.0)
+PARTS = (1.5, 1.0, 0.7, 0.4, 0.0)
 
 
 class Point(NamedTuple):
@@ -118,7 +117,7 @@ def frontier(
     log: Dataset,
     *,
     gamma: float,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float | str] | None = None,
     limit_on: str | None = None,
     constraint: str | int = 0,
     values: ArrayLike | None = None,
@@ -160,10 +159,13 @@ def frontier(
     0.5               0.5               0.5      1
     1                   1                 1      1
     """
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
+    task = make_task(log, gamma, delta, rho0, initial_states, cost_max, accept_misfit, limits, limit_on)
     if not task.names:
         raise ValueError("log has no constraints")
     i = _number(constraint, task.names)
+    if task.against_log[i]:
+        name = task.names[i]
+        raise ValueError(f"limits[{name!r}] is the log's own policy: a frontier varies a limit that is a number")
     search = Search(task)
     whole = search.samples[2]
     if not len(whole.options.known):
@@ -176,7 +178,7 @@ def frontier(
         totals = np.linspace(careful, free, POINTS)
     else:
         given = np.atleast_1d(check.numbers_array("values", values))
-        totals = np.array([task.total(limit) for limit in given])
+        totals = np.array([task.total(i, limit) for limit in given])
     fit = check_model(task.log, gamma=task.gamma)
     points: list[Point] = []
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well

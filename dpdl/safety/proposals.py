@@ -1,13 +1,16 @@
 """Proposals: plans from careful to bold, made on rows that will not test them.
 
-A proposal is the best policy of the observed model with losses
+A proposal is the best policy of a shrunken model of its rows whose costs, with their predicted widths, keep the limits:
 
-    loss + part (b sd/sqrt(n) + a R/n),    n rows, sd of y = loss + gamma V(s'), R the largest residual,
+    cost + b sd/sqrt(n) + part (z (sum_k nu_k^2 v_k/n_k)^(1/2) + log(1/delta) max_k nu_k R_k/n_k) <= limit
 
-whose costs keep a part of the predicted width of their bounds from the limits. The parts run down to zero, and with
-them pessimism about what was seen rarely: from careful to bold. The first summand prefers pairs with small errors, the
-second those where a single surprise weighs little, which is what the worst row of the bound charges for. Values V and
-widths are those of the plan before. The log's own policy comes first where it is expected to pass.
+with visits nu, n rows, variance v of y = loss + gamma V(s') and surprise R. The first charge is for the winner's curse,
+which adds up over pairs; the second is the width of the bound by noise; the third is that by its worst row, and caps
+what was seen rarely (the paper's deviation control). V and v are those of the plan before.
+
+The sequence begins at the policy that keeps most room below the limits, goes up to the limits, and then lets the
+part of the width fall to zero. The log's own policy comes first where it is expected to pass. Costs and transitions of
+rare actions are shrunk to those of their state by the variances within and between actions.
 
 Nothing here can make a certificate wrong: proposals never see the rows that test them.
 """
@@ -17,11 +20,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
+from scipy.special import ndtri
 
 from dpdl._validation import Array
 from dpdl.models.evaluation import Rows
@@ -30,16 +35,20 @@ from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task
 from dpdl.safety.trial import Trial
 
-#: Parts of the predicted width that proposals keep from their limits, from careful to bold.
-PARTS = (4.0, 3.0, 2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-#: Plans for one part, at most, and the part of the width by which a proposal may miss what it should keep.
-ROUNDS, CLOSE = 4, 0.05
+#: Shares of the room that the most careful policy leaves, and then parts of the width, from careful to bold.
+ROOMS, PARTS = (0.95, 0.8, 0.6, 0.4, 0.2), (1.5, 1.2, 1.0, 0.85, 0.7, 0.55, 0.4, 0.2, 0.0)
+#: Plans for one proposal, at most; another one is made if this share of the visits moves.
+ROUNDS, MOVED = 2, 0.05
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
 GAP, PROGRAM_OPTIONS = 1e-3, 1000
+#: The part of the width that is kept at least, so that ties go to what was seen often; that of the reward's charge.
+LEAST, OF_REWARD = 0.1, 0.3
+#: Prior rows are at most this many.
+MOST_PRIOR = 40.0
 #: No policy costs more than this multiple of the largest cost, over 1 - gamma.
-_FAR = 2.0
-#: Pessimism of the boldest proposals, as a part: ties go to what was seen often.
-_LEAST = 0.1
+FAR = 2.0
+#: Visits of an option, as shares of its state's, at which the slope of their square changes, and the slopes.
+KNOTS, SLOPES = (0.25, 0.25), (0.125, 0.375, 0.75)
 
 
 class OutOfTime(Exception):
@@ -53,20 +62,31 @@ class Setting(NamedTuple):
     ----------
     n_min : int
         Rows that an option needs, see `dpdl.safety.composites`.
-    pessimism, rare : float
-        The numbers b and a above.
+    pessimism : float
+        The number b above.
     """
 
     n_min: int
     pessimism: float
-    rare: float
 
 
 class Proposal(NamedTuple):
-    """A policy, and the part of the predicted width that it keeps from the limits; None for the log's own policy."""
+    """A policy, and the part of the width that it keeps, with the share of the room; None for the log's own policy."""
 
     policy: Array
     part: float | None
+
+
+class Charges(NamedTuple):
+    """What a plan is charged: losses (K, m), quadratic at full use of a state (K, m), that use (K,), surprises (K, I).
+
+    Visits of an option at full use are those of its state.
+    """
+
+    losses: Array
+    square: Array
+    full: Array
+    surprise: Array
 
 
 @dataclass(eq=False)
@@ -82,7 +102,7 @@ class Proposer:
     deadline : float, optional
         Time by `time.monotonic` at which `OutOfTime` is raised.
     parts : sequence of float, optional
-        Parts of the predicted width, from careful to bold.
+        Parts of the width, from careful to bold.
     """
 
     task: Task
@@ -93,90 +113,141 @@ class Proposer:
 
     def run(self) -> Iterator[Proposal]:
         """Yield proposals from careful to bold."""
-        task, policy = self.task, self.sample.options.as_logged
-        trial = self.predicted(policy)
-        if (trial.estimate[1:] + self.widths(trial) <= task.limits).all():
-            yield Proposal(policy, None)
-        if not len(task.limits):
-            yield Proposal(self.at(task.limits), 0.0)
+        trial = self.predicted(self.sample.options.as_logged)
+        if (trial.estimate[1:] + self.widths(trial) <= self.task.limits).all():
+            yield Proposal(trial.policies[0], None)
+        if not len(self.task.limits):
+            yield Proposal(self.at(self.task.limits), 0.0)
             return
         for _ in range(2):
-            trial = self.predicted(self._plan(trial, 1.0, None))
-        margin = self.parts[0] * self.widths(trial)
-        proposed = False
-        for part in self.parts:
-            before = np.inf
+            trial = self.predicted(self._plan(trial, self.parts[0], None))
+        room = self.task.limits - trial.estimate[1:] - self.parts[0] * self.widths(trial)
+        steps = [(self.parts[0], share) for share in ROOMS] if (room > 0).all() else []
+        for part, share in (*steps, *((part, 0.0) for part in self.parts)):
             for _ in range(ROUNDS):
-                policy = self._plan(trial, part, task.limits - margin)
-                trial = self.predicted(policy)
-                width = self.widths(trial)
-                excess = trial.estimate[1:] + part * width - task.limits
-                margin = margin + excess
-                kept, worst = bool((excess <= CLOSE * width).all()), float((excess / task.scale).max())
-                if kept or worst > 0.9 * before:  # or no policy keeps so much
+                before = trial.values[0].visits
+                trial = self.predicted(self._plan(trial, part, self.task.limits - share * np.maximum(room, 0.0)))
+                visits = trial.values[0].visits
+                if abs(visits - before).sum() <= MOVED * visits.sum():
                     break
-                before = worst
-            # What does not keep its part on the rows that chose it is not worth a test, unless there is nothing else.
-            if kept or (part == self.parts[-1] and not proposed):
-                proposed = True
-                yield Proposal(policy, part)
+            yield Proposal(trial.policies[0], part + share)
 
     def predicted(self, policy: Array) -> Trial:
         """What the test of a policy on other rows is expected to be like."""
-        return Trial((self.sample,) * 2, (policy,) * 2, self.task.cost_max)
+        return Trial(self.task, (self.sample,) * 2, (policy,) * 2)
 
     def widths(self, trial: Trial) -> Array:
         """Predicted distances of the bounds of the costs from their estimates, (I,)."""
         return np.array([trial.width(1 + i, self.task.level) for i in range(len(self.task.limits))])
 
-    def _plan(self, trial: Trial, part: float, limits: Array | None) -> Array:
-        """The best policy with these limits for losses with pessimism, values being those of the plan before."""
-        n, (deviation, top) = np.maximum(self.sample.n, 1)[:, None], self._spread(trial)
-        strength = min(max(part, _LEAST), 1.0)
-        charge = self.setting.pessimism * deviation / np.sqrt(n) + self.setting.rare * top / n
-        surprise = -np.log(self.task.level) / 2 * top[1:] / self.sample.freedom[:, None]
-        return self._best(self.sample.means + strength * charge, limits, strength * surprise)
-
     def at(self, limits: Array) -> Array:
-        """The best policy of the observed model with these limits, or else the most careful one."""
-        return self._best(self.sample.means, limits)
+        """The best policy of the model with these limits, or else the most careful one."""
+        return self._best(self.means, limits)
 
     def most_careful(self) -> Array:
         """The policy whose largest excess of a limit, relative to the size of its costs, is least."""
         return self._best(self.sample.means, None)
 
-    def _spread(self, trial: Trial) -> tuple[Array, Array]:
-        """Standard deviations of y by option, (K, m), and the largest residuals of all, (m,)."""
-        sample = self.sample
-        total = np.zeros(sample.means.shape)
-        for cell, option, residual in sample.residuals(trial.values[0]):
-            squares = sample.cells.count[cell, None] * residual**2
-            total += np.column_stack([np.bincount(option, column, len(total)) for column in squares.T])
-        return np.sqrt(total / sample.freedom[:, None]), sample.surprise(trial.values[0])
+    # ---- The model, shrunk ----
 
-    def _best(self, losses: Array, limits: Array | None, surprise: Array | None = None) -> Array:
-        """Plan for these losses by option and limits; if these are None or cannot be kept, make the excess least.
+    @cached_property
+    def _logged(self) -> Array:
+        """The last option of each option's state: "as logged", or the only one."""
+        return (self.sample.options.first[1:] - 1)[self.sample.options.state]
 
-        Costs include the largest `surprise` (K, I) of an option, times its visits.
+    @cached_property
+    def means(self) -> Array:
+        """Mean losses of options, shrunk to those of their states, and these to those of all rows, (K, m)."""
+        cells, n, own = self.sample.cells, self.sample.n[:, None], self.sample.means
+        prior, mean = self._prior_rows(cells.values), cells.count @ cells.values / cells.n_rows
+        of_state = ((n * own + prior * mean) / np.maximum(n + prior, 1e-300))[self._logged]
+        return (n * own + prior * of_state) / np.maximum(n + prior, 1e-300)
+
+    @cached_property
+    def moves(self) -> sp.csr_array:
+        """Probabilities of known next states, shrunk to those of the state as logged, (K, S)."""
+        sample, V = self.sample, self.sample.logged.V
+        after = np.where(sample.lost[:, None], sample.unknown, 0.0)
+        after[sample.next >= 0] = V[sample.next[sample.next >= 0]]
+        prior = self._prior_rows(after)[1:].mean() if V.shape[1] > 1 else 0.0
+        own = sample.n / np.maximum(sample.n + prior, 1e-300)
+        return sp.csr_array(sp.diags_array(own) @ sample.moves + sp.diags_array(1 - own) @ sample.moves[self._logged])
+
+    def _prior_rows(self, outcome: Array) -> Array:
+        """Rows that the mean of a state counts as, by column of outcomes (C, m) of the cells.
+
+        It is their variance within options over that between the options of a state, by the analysis of variance.
         """
+        sample, state = self.sample, self.sample.options.state
+        use = (sample.place[0] >= 0) & (sample.cells.count > 0)
+        option, count, x = sample.place[0][use], sample.cells.count[use], outcome[use]
+
+        def grouped(where: Array, weighted: Array, size: int) -> Array:
+            return np.column_stack([np.bincount(where, column, size) for column in weighted.T])
+
+        n, S = np.bincount(option, count, len(state)), len(sample.options.known)
+        n_state = np.bincount(state, n, S)
+        mean = grouped(option, count[:, None] * x, len(n)) / np.maximum(n, 1)[:, None]
+        of_state = grouped(state, n[:, None] * mean, S) / np.maximum(n_state, 1)[:, None]
+        within = count @ (x - mean[option]) ** 2 / max(float((n - (n > 0)).sum()), 1.0)
+        spare = float((np.bincount(state, n > 0, S) - (n_state > 0)).sum())
+        size = float((n_state - np.bincount(state, n**2, S) / np.maximum(n_state, 1)).sum())
+        between = np.maximum(n @ (mean - of_state[state]) ** 2 - spare * within, 0.0) / max(size, 1.0)
+        within = np.where(within > 1e-12 * (x**2).max(axis=0, initial=0.0), within, 0.0)
+        return within / np.maximum(between, np.maximum(within / MOST_PRIOR, np.finfo(float).tiny))
+
+    # ---- Plans ----
+
+    def _plan(self, trial: Trial, part: float, limits: Array | None) -> Array:
+        """The best policy whose costs, with a part of their widths, keep the limits; None: the most careful one."""
+        sample, value, part = self.sample, trial.values[0], max(part, LEAST)
+        variance, top = self._variances(trial), sample.surprise(value)[:, 1:]
+        n, z = np.maximum(sample.freedom, 1.0)[:, None], -float(ndtri(self.task.level))
+        full = np.maximum(value.states, 1e-3 * value.states.mean())[sample.options.state]
+        # The test is on as many rows again, both halves together.
+        error = np.sqrt(np.maximum(value.visits**2 @ (variance / n) / 2, np.finfo(float).tiny))
+        square = part * z * variance / n / 2 * full[:, None] / error
+        square[:, 0] *= OF_REWARD
+        surprise = -np.log(self.task.level) / 2 * top / sample.freedom[:, None]
+        losses = self.means + min(part, 1.0) * self.setting.pessimism * np.sqrt(variance / n)
+        if len(full) > PROGRAM_OPTIONS:
+            # The planner takes charges that are linear in visits: a surprise beyond the noise is priced out.
+            beyond = full[:, None] * surprise / (z * error[1:])
+            square[:, 1:] += part * surprise * np.minimum(beyond, 10.0) ** 3
+            return self._best(losses + square, limits)
+        # z q^(1/2) <= z/2 (q/error + error), and q is piecewise linear in visits.
+        limits = None if limits is None else limits - part * z / 2 * error[1:]
+        return self._best(losses, limits, Charges(losses, square, full, part * surprise))
+
+    def _variances(self, trial: Trial) -> Array:
+        """Variances of y by option, (K, m), with one row of the mean over all rows."""
+        sample = self.sample
+        squares = np.zeros(sample.means.shape)
+        for cell, option, residual in sample.residuals(trial.values[0]):
+            weighted = sample.cells.count[cell, None] * residual**2
+            squares += np.column_stack([np.bincount(option, column, len(squares)) for column in weighted.T])
+        return (squares + squares.sum(axis=0) / sample.n.sum()) / (sample.freedom + 1)[:, None]
+
+    def _best(self, losses: Array, limits: Array | None, charges: Charges | None = None) -> Array:
+        """Plan for these losses by option and limits; if these are None or cannot be kept, make the excess least."""
         if time.monotonic() >= self.deadline:
             raise OutOfTime
         sample, mass = self.sample, float(self.sample.start.sum())
         if mass == 0:
             return sample.options.as_logged
         scale = np.where(abs(losses).max(axis=0) > 0, abs(losses).max(axis=0), 1.0)
-        # First states that are unknown cost what they cost.
-        if limits is None:
-            kappa = None
-        else:
-            limits = np.minimum(limits, _FAR * scale[1:] / (1 - sample.gamma))
-            kappa = -((limits - (1 - mass) * sample.unknown[1:]) / mass) / scale[1:]
-        goal = -((self.task.limits - (1 - mass) * sample.unknown[1:]) / mass) / scale[1:]
+        # First states that are unknown cost what they cost; limits by the log are beside what the log's policy costs.
+        spent = (1 - mass) * sample.unknown[1:] - np.where(self.task.against_log, sample.logged.J[1:], 0.0)
+
+        def margin(totals: Array) -> Array:
+            return -(np.minimum(totals - spent, FAR * scale[1:] / (1 - sample.gamma)) / mass) / scale[1:]
+
+        kappa = None if limits is None else margin(limits)
         gains, rho0 = np.ascontiguousarray(-(losses / scale).T), sample.start / mass
         if len(losses) <= PROGRAM_OPTIONS:
-            visits = _program(sample, gains, rho0, kappa, goal, None if surprise is None else surprise / scale[1:])
+            visits = self._program(gains, rho0, kappa, margin(self.task.limits), scale, charges)
         else:
-            visits = self._planned(gains, rho0, kappa, goal)
+            visits = self._planned(gains, rho0, kappa, margin(self.task.limits))
         if visits is None:
             return sample.options.as_logged
         total = np.bincount(sample.options.state, visits, len(rho0))[sample.options.state]
@@ -184,48 +255,62 @@ class Proposer:
         return np.where(reached, visits / np.where(reached, total, 1.0), sample.options.as_logged)
 
     def _planned(self, gains: Array, rho0: Array, kappa: Array | None, goal: Array) -> Array | None:
+        """The visits of a plan by the planner; None if it has none."""
         sample = self.sample
-        ends = np.maximum(1 - sample.gamma * sample.moves.sum(axis=1), 1 - sample.gamma)
-        rows = Rows.from_matrix(sample.moves, sample.options.first, gains, ends, sample.gamma, rho0)
+        ends = np.maximum(1 - sample.gamma * self.moves.sum(axis=1), 1 - sample.gamma)
+        rows = Rows.from_matrix(self.moves, sample.options.first, gains, ends, sample.gamma, rho0)
         planner = Planner(rows, GAP, deadline=self.deadline)
-        found = None if kappa is None else planner.plan(kappa)
-        if found is None or not found.lower > -np.inf:
-            found = planner.most_careful(goal)
+        plan = None if kappa is None else planner.plan(kappa)
+        if plan is None or not plan.lower > -np.inf:
+            plan = planner.most_careful(goal)
         if time.monotonic() >= self.deadline:
             raise OutOfTime
-        return np.maximum(found.occupancy, 0.0) if np.isfinite(found.reward) else None
+        return np.maximum(plan.occupancy, 0.0) if np.isfinite(plan.reward) else None
 
+    def _program(
+        self, gains: Array, rho0: Array, kappa: Array | None, goal: Array, scale: Array, charges: Charges | None
+    ) -> Array | None:
+        """The visits of a plan by linear programs; None if they fail.
 
-def _program(
-    sample: Sample, gains: Array, rho0: Array, kappa: Array | None, goal: Array, surprise: Array | None
-) -> Array | None:
-    """The visits of a plan by linear programs over visits, largest surprises and the excess; None if they fail."""
-    K, S, I = gains.shape[1], len(rho0), len(goal)
-    choice = sp.csr_array((np.ones(K), (sample.options.state, np.arange(K))), shape=(S, K))
-    flow = sp.hstack([choice - sample.gamma * sp.csr_array(sample.moves.T), sp.csr_array((S, I + 1))]).tocsr()
-    upper = [sp.hstack([sp.csr_array(-gains[1:]), sp.eye_array(I), sp.csr_array(np.full((I, 1), -1.0))])] if I else []
-    for i in range(0 if surprise is None else I):
-        assert surprise is not None
-        used = np.flatnonzero(surprise[:, i] > 0)
-        rows = np.arange(len(used))
-        each = sp.csr_array((surprise[used, i], (rows, used)), shape=(len(used), K))
-        largest = sp.csr_array((np.full(len(used), -1.0), (rows, np.full(len(used), i))), shape=(len(used), I + 1))
-        upper.append(sp.hstack([each, largest]))
-    A_ub = sp.vstack(upper).tocsr() if I else None
-    for asked, careful in ((kappa, False), (goal, True)):
-        if asked is None:
-            continue
-        cost = np.zeros(K + I + 1)
-        cost[:K], cost[-1] = (0.0, 1.0) if careful else (-gains[0], 0.0)
-        found = linprog(
-            cost,
-            A_ub=A_ub,
-            b_ub=None if A_ub is None else np.append(-asked, np.zeros(A_ub.shape[0] - I)),
-            A_eq=flow,
-            b_eq=rho0,
-            bounds=[(0, None)] * (K + I) + [(None, None) if careful else (0, 0)],
-            method="highs",
-        )
-        if found.status == 0:
-            return np.maximum(found.x[:K], 0.0)
-    return None
+        Variables are visits, in pieces with rising charges; the largest surprise of each cost; and the largest excess.
+        """
+        sample, K, I = self.sample, gains.shape[1], len(goal)
+        choice = sp.csr_array((np.ones(K), (sample.options.state, np.arange(K))), shape=(len(rho0), K))
+        flow, high, caps = choice - sample.gamma * sp.csr_array(self.moves.T), np.full(K, np.inf), []
+        pieces = 1 if charges is None else len(SLOPES)
+        if charges is not None:
+            high = np.concatenate([*(knot * charges.full for knot in KNOTS), high])
+            gains = np.concatenate([gains - slope * (charges.square / scale).T for slope in SLOPES], axis=1)
+            for i in range(I):
+                used = np.flatnonzero(charges.surprise[:, i] > 0)
+                rows = np.arange(len(used))
+                each = (charges.surprise[used, i] / scale[1 + i], (rows, used))
+                weighted = sp.csr_array(each, shape=(len(used), K))
+                largest = (np.full(len(used), -1.0), (rows, np.full(len(used), i)))
+                caps.append(sp.hstack([weighted] * pieces + [sp.csr_array(largest, shape=(len(used), I + 1))]))
+        flow = sp.hstack([flow] * pieces + [sp.csr_array((len(rho0), I + 1))]).tocsr()
+        costs = sp.hstack([sp.csr_array(-gains[1:]), sp.eye_array(I), sp.csr_array(np.full((I, 1), -1.0))])
+        upper = sp.vstack([costs, *caps]).tocsr()
+        n = pieces * K
+        for asked, careful in ((kappa, False), (goal, True)):
+            if asked is None:
+                continue
+            free = np.inf if careful else 0.0
+            loss = np.concatenate([np.zeros(n) if careful else -gains[0], np.zeros(I), [float(careful)]])
+            plan = linprog(
+                loss,
+                A_ub=upper if I else None,
+                b_ub=np.append(-asked, np.zeros(upper.shape[0] - I)) if I else None,
+                A_eq=flow,
+                b_eq=rho0,
+                bounds=np.column_stack(
+                    [np.append(np.zeros(n + I), -free), np.concatenate([high, np.full(I, np.inf), [free]])]
+                ),
+                method="highs",
+                options={"time_limit": max(0.1, min(self.deadline - time.monotonic(), 1e6))},
+            )
+            if time.monotonic() >= self.deadline:
+                raise OutOfTime
+            if plan.status == 0:
+                return np.maximum(plan.x[:n].reshape(pieces, K).sum(axis=0), 0.0)
+        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from dpdl._progress import StatusLine
 from dpdl._validation import Array
 from dpdl.acting import Policy, evidence
 from dpdl.data.dataset import Dataset
-from dpdl.question import pose
 from dpdl.safety.answer import Answer, AnswerStatus, Candidate, Needed
 from dpdl.safety.certificate import Certificate, hidden, keeps, logged_policy, make_certificate
 from dpdl.safety.composites import Options
@@ -34,7 +33,7 @@ from dpdl.safety.trial import Trial
 
 #: How proposals are made: where plans are linear programs, and beyond. The latter do not know the worst row, so that
 #: options need more rows.
-SETTING, SETTING_OF_LARGE = Setting(4, 0.3, 0.1), Setting(20, 0.3, 0.1)
+SETTING, SETTING_OF_LARGE = Setting(4, 0.6), Setting(20, 0.6)
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
 #: No estimate is given beyond this number of transitions.
@@ -45,7 +44,7 @@ def safe_policy(
     log: Dataset,
     *,
     gamma: float,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float | str] | None = None,
     limit_on: str | None = None,
     delta: float = 0.05,
     rho0: ArrayLike | None = None,
@@ -63,7 +62,8 @@ def safe_policy(
     gamma : float
         Discount.
     limits, limit_on
-        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
+        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`). A cost
+        may be limited by "<= log", and the reward by ">= log": no worse than under the policy that made the log.
     delta : float, optional
         Probability with which a certified policy may break a limit.
     rho0, initial_states : array_like, optional
@@ -97,7 +97,7 @@ def safe_policy(
     """
     deadline = time.monotonic() + check.seconds("time_limit", time_limit)
     shown = check.optional_flag("progress", progress)
-    task = make_task(pose(log, gamma, limits, limit_on), gamma, delta, rho0, initial_states, cost_max, accept_misfit)
+    task = make_task(log, gamma, delta, rho0, initial_states, cost_max, accept_misfit, limits, limit_on)
     search = Search(task, deadline)
     with StatusLine(shown) as line:
         search.run(line)
@@ -144,10 +144,10 @@ class Search:
         if not len(whole.options.known) or hidden(self.task).any():
             return
         try:
-            for one, other in zip(*(proposer.run() for proposer in self.proposers), strict=False):
-                trial = Trial((first, second), (other.policy, one.policy), self.task.cost_max, whole)
+            for own, other in zip(*(proposer.run() for proposer in self.proposers), strict=False):
+                trial = Trial(self.task, (first, second), (other.policy, own.policy), whole)
                 passed = all(keeps(self.task, trial, i) for i in range(len(self.task.limits)))
-                self.tested.append(Outcome(trial, one.part, passed))
+                self.tested.append(Outcome(trial, own.part, passed))
                 if not passed:
                     return
                 if line.is_due():
@@ -193,8 +193,8 @@ class Search:
         losses = np.zeros((log.n_states, 1 + len(self.task.names)))
         losses[whole.options.known] = whole.evaluate(self._average(best.trial.policies)).V
         values: dict[str, Any] = {"reward": (lambda rows: rows["r"], -losses[:, 0])}
-        for name, column, V in zip(self.task.names, log.question.columns, losses[:, 1:].T, strict=True):
-            if self.task.is_cost:
+        for name, column, V in zip(self.task.names, log.question.columns, losses[:, 1:].T, strict=False):
+            if log.question.limits is not None:
                 values[name] = (lambda rows, k=column: rows["u"][:, k], V)
 
         def seen() -> Any:
@@ -225,7 +225,7 @@ class Search:
             table = self._table(trial.policies)
             return make_certificate(self.task, trial, table, chosen_here=True), table
         sample = Sample(self.task.cells, Options.build(self.task.cells, 1, composites=False), self.task.gamma)
-        table, trial = logged_policy(self.task.cells), Trial((sample,), (sample.options.as_logged,), self.task.cost_max)
+        table, trial = logged_policy(self.task.cells), Trial(self.task, (sample,), (sample.options.as_logged,))
         return make_certificate(self.task, trial, table, chosen_here=False), table
 
     def _room(self, trial: Trial) -> float:
@@ -239,7 +239,7 @@ class Search:
         task, broken, policies = self.task, [], []
         for proposer in self.proposers:
             policy = proposer.most_careful()
-            trial = Trial((proposer.sample,), (policy,), task.cost_max)
+            trial = Trial(task, (proposer.sample,), (policy,))
             # Where the log shows too little, losses may be none instead of the worst.
             unseen = proposer.sample.lost_time(policy, trial.values[0]) * np.maximum(proposer.sample.unknown[1:], 0.0)
             error = np.array([trial.width(1 + i, task.level) for i in range(len(task.limits))])
@@ -249,7 +249,7 @@ class Search:
         if not both.any():
             return None
         first, second, whole = self.samples
-        trial = Trial((first, second), policies, task.cost_max, whole)
+        trial = Trial(task, (first, second), policies, whole)
         table, i = self._table(policies), int(np.argmax(both))
         certificate = make_certificate(task, trial, table, chosen_here=True)
         bound = certificate.constraints[i]
@@ -295,18 +295,16 @@ class Search:
         if binds == "noise" or not where:
             return "what binds is the noise of its rows"
         state, action, count, _ = where[0]
-        found = f"what binds is what a surprise may cost where the policy goes often and the log hardly does: {state}, "
-        found += f"{action} was seen {count:,} times"
-        if not np.isnan(self.task.cost_max[i]):
-            return found
+        hint = f"what binds is what a surprise may cost where the policy goes often and the log hardly does: {state}, "
+        hint += f"{action} was seen {count:,} times"
+        if not np.isnan(self.task.cost_max[i]) or not self.task.is_cost[i]:
+            return hint
         largest = np.full(len(self.task.limits), np.nan)
         largest[i] = self.task.cells.values[:, 1 + i].max()
-        declared = Trial(trial.samples, trial.policies, largest, trial.whole)
+        declared = Trial(replace(self.task, cost_max=largest), trial.samples, trial.policies, trial.whole)
         if declared.bound(1 + i, self.task.level) <= self.task.limits[i]:
-            name = f"cost_max={self.task.shown(1, 1.0) * largest[i]:.4g}" if self.task.is_average else ""
-            name = f"cost_max={largest[i]:.4g}" if self.task.is_cost else name
-            return f"{found}; if no step can cost more than the log shows, {name} would do"
-        return found
+            return f"{hint}; if no step can cost more than the log shows, cost_max={largest[i]:.4g} would do"
+        return hint
 
     def _where(self, trial: Trial, i: int, binds: str) -> tuple[tuple[str, str, int, float], ...]:
         """The pairs with the largest parts of what binds: state, action, visits, share."""

@@ -164,6 +164,11 @@ class Sample:
         J = self.start @ V + max(0.0, 1 - self.start.sum()) * self.unknown
         return Value(V, self.means + self.gamma * (self.moves @ V), visits, policy * visits[self.options.state], J)
 
+    @cached_property
+    def logged(self) -> Value:
+        """Values of the log's own policy."""
+        return self.evaluate(self.options.as_logged)
+
     def residuals(self, value: Value) -> tuple[tuple[Ints, Ints, Array], ...]:
         """Cells, their options, and y - Q (., m), once for actions and composites and once for "as logged".
 
@@ -183,12 +188,19 @@ class Sample:
             found.append((cell, place[cell], y[cell] - Q[place[cell]]))
         return tuple(found)
 
-    def surprise(self, value: Value) -> Array:
-        """The largest residuals, (m,): of rows about their own actions, and about what the policy does."""
-        counted, top = self.options.single | (value.visits > 0), np.zeros(len(value.J))
+    def surprise(self, value: Value, sign: float = 1.0) -> Array:
+        """The largest residuals that rows of each option may have, (K, m); with sign -1 minus the least.
+
+        They are no larger than the largest residual that was seen, and lead to no larger y than the largest that was
+        seen: of rows about their own actions, and about what the policy does.
+        """
+        counted = self.options.single | (value.visits > 0)
+        top, worst = np.zeros(len(value.J)), np.full(len(value.J), -np.inf)
         for _, option, residual in self.residuals(value):
-            top = np.maximum(top, residual[counted[option]].max(axis=0, initial=0.0))
-        return top
+            seen, use = sign * residual, counted[option]
+            top = np.maximum(top, seen[use].max(axis=0, initial=0.0))
+            worst = np.maximum(worst, (seen + sign * value.Q[option])[use].max(axis=0, initial=-np.inf))
+        return np.clip(worst - sign * value.Q, 0.0, top)
 
     @cached_property
     def freedom(self) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpdl import _validation as check
 from dpdl._validation import Array
@@ -32,9 +32,11 @@ class Task:
         On the discounted totals of the costs.
     cost_max : array, shape (I,)
         The most that a step may cost; NaN where it was not declared.
-    is_cost, is_average : bool
-        Whether constraints are costs with upper limits, or utilities whose totals are to be at least zero; whether
-        limits are told as averages a step.
+    is_cost, against_log : arrays of bool, shape (I,)
+        Whether a constraint is a cost with an upper limit, or a utility or the reward with a lower one; whether it is
+        on the difference from the log's own policy.
+    is_average : bool
+        Whether limits are told as averages a step.
     accept_misfit : bool
         Whether certificates are given even if the log contradicts the model (`dpdl.safety.fit`).
     """
@@ -46,7 +48,8 @@ class Task:
     names: tuple[str, ...]
     limits: Array
     cost_max: Array
-    is_cost: bool
+    is_cost: NDArray[np.bool_]
+    against_log: NDArray[np.bool_]
     is_average: bool
     accept_misfit: bool = False
 
@@ -66,12 +69,12 @@ class Task:
         if i == 0:
             return 0.0 - total
         value = total * (1 - self.gamma) if self.is_average else total
-        return value + 0.0 if self.is_cost else 0.0 - value
+        return value + 0.0 if self.is_cost[i - 1] else 0.0 - value
 
-    def total(self, limit: float) -> float:
-        """Convert a limit of a constraint, as the caller tells it, to a limit on the discounted total."""
+    def total(self, i: int, limit: float) -> float:
+        """Convert a limit of constraint `i`, as the caller tells it, to a limit on the discounted total."""
         value = limit / (1 - self.gamma) if self.is_average else limit
-        return value if self.is_cost else -value
+        return value if self.is_cost[i] else -value
 
 
 def make_task(
@@ -82,25 +85,62 @@ def make_task(
     initial_states: ArrayLike | None = None,
     cost_max: Any = None,
     accept_misfit: bool = False,
+    limits: Mapping[str, float | str] | None = None,
+    limit_on: str | None = None,
 ) -> Task:
     """Check a caller's arguments, and collect the rows of the log, posed under the question or with utilities."""
-    log = pose(log, gamma)
+    numbers, by_log = _split(limits)
+    log = pose(log, gamma, numbers, limit_on)
     question = log.question
     assert question is not None
     delta = check.real("delta", delta, above=0, below=1)
     starts, initial = _first_states(log, rho0, initial_states)
+    names = (*question.names, *by_log)
+    further = [_column(log, name, sign) for name, sign in by_log.items()]
+    n, m = len(question.names), len(by_log)
     return Task(
         log=log,
-        cells=_cells(log, starts, initial),
+        cells=_cells(log, starts, initial, further),
         gamma=question.gamma,
         delta=delta,
-        names=question.names,
-        limits=question.total,
-        cost_max=_cost_max(cost_max, question.names),
-        is_cost=question.limits is not None,
+        names=names,
+        limits=np.append(question.total, np.zeros(m)),
+        cost_max=_cost_max(cost_max, names),
+        is_cost=np.append(np.full(n, question.limits is not None), [sign == "<=" for sign in by_log.values()]) > 0,
+        against_log=np.repeat([False, True], [n, m]),
         is_average=question.limit_on == AVERAGE,
         accept_misfit=check.flag("accept_misfit", accept_misfit),
     )
+
+
+def _split(limits: Mapping[str, float | str] | None) -> tuple[Any, dict[str, str]]:
+    """Limits that are numbers, and signs of those by the log: ">= log" of the reward, "<= log" of a cost.
+
+    Examples
+    --------
+    >>> _split({"falls": 2.0, "reward": ">= log"})
+    ({'falls': 2.0}, {'reward': '>='})
+    """
+    if not isinstance(limits, Mapping):
+        return limits, {}
+    by_log = {}
+    for name, limit in limits.items():
+        if isinstance(limit, str):
+            by_log[name] = limit.replace(" ", "").removesuffix("log")
+            wanted = ">= log" if name == "reward" else "<= log"
+            if by_log[name] + " log" != wanted:
+                raise ValueError(f"limits[{name!r}] must be a number or {wanted!r}, got {limit!r}")
+    return {name: limit for name, limit in limits.items() if name not in by_log}, by_log
+
+
+def _column(log: Dataset, name: str, sign: str) -> int:
+    """The column of a constraint by the log: -1 for the reward, or that of the cost."""
+    costs = log.raw.cost_names or ()
+    if sign == ">=":
+        return -1
+    if name not in costs:
+        raise ValueError(f"limits: the log has no cost {name!r}; {check.suggestion(name, costs, 'its costs')}")
+    return costs.index(name)
 
 
 def _first_states(log: Dataset, rho0: ArrayLike | None, initial_states: ArrayLike | None) -> tuple[Any, Array]:
@@ -115,31 +155,35 @@ def _first_states(log: Dataset, rho0: ArrayLike | None, initial_states: ArrayLik
 
 def _cost_max(given: Any, names: tuple[str, ...]) -> Array:
     """The declared largest cost of a step, by constraint; NaN for those that were not declared."""
-    found = np.full(len(names), np.nan)
+    most = np.full(len(names), np.nan)
     if given is None:
-        return found
+        return most
     if isinstance(given, Mapping):
         for name, value in given.items():
             if name not in names:
                 raise ValueError(f"cost_max names {name!r}; the costs are {', '.join(map(repr, names)) or 'none'}")
-            found[names.index(name)] = check.real(f"cost_max[{name!r}]", value)
-        return found
+            most[names.index(name)] = check.real(f"cost_max[{name!r}]", value)
+        return most
     return check.numbers_array("cost_max", np.atleast_1d(np.asarray(given, dtype=float)), shape=(len(names),))
 
 
-def _cells(log: Dataset, starts: Any, initial: Array) -> Cells:
+def _cells(log: Dataset, starts: Any, initial: Array, further: list[int]) -> Cells:
     question, raw = log.question, log.raw
     assert question is not None
-    records, columns = raw.records, list(question.columns)
+    records, columns = raw.records, [*question.columns, *further]
     values = np.empty((len(records), 1 + len(columns)))
     values[:, 0] = -records["r"]
-    values[:, 1:] = records["u"][:, columns] * (1 if question.limits is not None else -1)
+    for k, column in enumerate(columns, 1):
+        values[:, k] = -records["r"] if column < 0 else records["u"][:, column]
+    if question.limits is None:
+        values[:, 1 : 1 + len(question.columns)] *= -1
     values += 0.0  # no negative zeros, so that equal rows are equal
     pair = log.table[records["pair"]].astype(np.int64)
     after = records["s_next"].astype(np.int64)
     count = np.ones(len(records), dtype=np.int64) if log.repeats is None else log.repeats
     if raw.spreads is not None:
-        spread = np.column_stack([raw.spreads["r"], raw.spreads["u"][:, columns]])
+        of = raw.spreads
+        spread = np.column_stack([of["r"], *(of["r"] if k < 0 else of["u"][:, k] for k in columns)])
         pair, after, values, count = _spread(pair, after, values, count, spread)
     return Cells.collect(pair, after, values, count, starts, initial, log.n_actions)
 

@@ -8,8 +8,12 @@ and the mean of all N terms, those of both halves together, is to first order th
 A row that counts for an option of its own and for "as logged" has the sum of both terms. First states have terms
 likewise, N/2 (V(s_0) - J)/(n_0 - 1), unless their distribution is given.
 
-The bound adds a term for what no row shows: the largest weight of a row times the largest residual of any, or what a
-step may cost if that is declared; and for first states the worst value.
+The bound adds a term for what no row shows: the largest product of an option's weight and the surprise that a row of it
+may bring, by the largest that was seen or by what a step may cost if that is declared; and for first states the worst
+value.
+
+A loss that is compared with the log's own policy has the difference of both estimates and of both terms of every row,
+so that a policy which does as the log did has no error.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from scipy.special import ndtri
 from dpdl._validation import Array
 from dpdl.safety.gaffke import upper_bound
 from dpdl.safety.sample import Sample, Value
+from dpdl.safety.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,17 +37,16 @@ class Trial:
 
     Parameters
     ----------
+    task : Task
     samples, policies : sequences
         The tested rows, and the policy that is tested on each.
-    cost_max : array, shape (I,)
-        The most that a step may cost; NaN where it was not declared.
     whole : Sample, optional
         All rows: estimates are never better than the values of the same policies on this model.
     """
 
+    task: Task
     samples: Sequence[Sample]
     policies: Sequence[Array]
-    cost_max: Array
     whole: Sample | None = None
 
     @cached_property
@@ -58,50 +62,68 @@ class Trial:
 
     @cached_property
     def estimate(self) -> Array:
-        """Estimated totals of the losses, (m,)."""
-        found = np.mean([value.J for value in self.values], axis=0)
+        """Estimated totals of the losses, (m,), less those of the log's policy where these are the limit."""
+        halves = zip(self.samples, self.values, strict=True)
+        mean = np.mean([self._less_log(value.J, sample.logged.J) for sample, value in halves], axis=0)
         if self.whole is None:
-            return found
-        return np.maximum(found, np.mean([value.J for value in self.in_whole], axis=0))
+            return mean
+        of_whole = [self._less_log(value.J, self.whole.logged.J) for value in self.in_whole]
+        return np.maximum(mean, np.mean(of_whole, axis=0))
+
+    def _less_log(self, figures: Array, logged: Array) -> Array:
+        """Figures (., m) of a policy, less those of the log's policy where these are the limit."""
+        return figures - np.append(False, self.task.against_log) * logged
 
     @cached_property
     def _terms(self) -> tuple[Array, Array, int, Array]:
         """Terms (n, m) of rows and first states, multiplicities (n,), how many are of rows, and the worst terms."""
         terms, counts, worst_row, worst_start = [], [], [], []
+        compared = bool(self.task.against_log.any())
         for sample, value in zip(self.samples, self.values, strict=True):
-            weight = value.visits / sample.freedom
-            x = np.zeros(sample.cells.values.shape)
-            for cell, option, residual in sample.residuals(value):
-                x[cell] += weight[option, None] * residual
+            x = _row_terms(sample, value)
             used = sample.cells.count > 0
-            terms.append(x[used])
+            terms.append((self._less_log(x, _row_terms(sample, sample.logged)) if compared else x)[used])
             counts.append(sample.cells.count[used].astype(float))
-            worst_row.append(self._worst(sample, value, weight))
+            worst_row.append(self._worst(sample, value))
         n_rows = sum(len(part) for part in counts)
         for sample, value in zip(self.samples, self.values, strict=True):
             if sample.cells.starts is None:
                 continue
-            V = np.tile(sample.unknown, (sample.cells.n_states, 1))
-            V[sample.options.known] = value.V
-            first = np.flatnonzero(sample.cells.starts)
+            first, V = np.flatnonzero(sample.cells.starts), self._less_log(value.V, sample.logged.V)
+            J = self._less_log(value.J, sample.logged.J)
+            of_all = np.tile(self._less_log(sample.unknown, sample.unknown), (sample.cells.n_states, 1))
+            of_all[sample.options.known] = V
             share = 1 / max(float(sample.cells.starts.sum()) - 1, 0.5)
-            terms.append(share * (V[first] - value.J))
+            terms.append(share * (of_all[first] - J))
             counts.append(sample.cells.starts[first].astype(float))
-            highest = np.maximum(value.V.max(axis=0), V[first].max(axis=0, initial=-np.inf))
-            worst_start.append(share * (highest - value.J))
+            highest = np.maximum(V.max(axis=0), of_all[first].max(axis=0, initial=-np.inf))
+            worst_start.append(share * (highest - J))
         worst = [np.max(part, axis=0) for part in (worst_row, worst_start) if part]
         total = np.concatenate(counts)
         scale = total.sum() / len(self.samples)
         return scale * np.concatenate(terms), total, n_rows, scale * np.array(worst)
 
-    def _worst(self, sample: Sample, value: Value, weight: Array) -> Array:
-        """The largest weight times the largest surprise, (m,)."""
-        found = weight.max(initial=0.0) * sample.surprise(value)
-        for i in np.flatnonzero(~np.isnan(self.cost_max)):
+    def _worst(self, sample: Sample, value: Value) -> Array:
+        """The largest product of weight and surprise, (m,)."""
+        weight, surprise = (value.visits / sample.freedom)[:, None], self._surprise(sample, value)
+        worst = (weight * surprise).max(axis=0, initial=0.0)
+        if self.task.against_log.any():
+            # Of the difference: weights differ, and so do surprises; the log's policy may have better ones, too.
+            other = (sample.logged.visits / sample.freedom)[:, None]
+            of_log = np.maximum(self._surprise(sample, sample.logged), sample.surprise(sample.logged, -1.0))
+            most = np.maximum(surprise, of_log)
+            move = abs(value.Q - sample.logged.Q) + sample.gamma * abs(value.V - sample.logged.V).max(axis=0)
+            apart = abs(weight - other) * most + np.minimum(weight, other) * move
+            worst = np.where(np.append(False, self.task.against_log), apart.max(axis=0, initial=0.0), worst)
+        return worst
+
+    def _surprise(self, sample: Sample, value: Value) -> Array:
+        """The largest residuals that rows of options may have, (K, m): by the largest seen, or as declared."""
+        surprise = sample.surprise(value)
+        for i in np.flatnonzero(~np.isnan(self.task.cost_max)):
             after = max(0.0, float(value.V[:, 1 + i].max()), float(sample.unknown[1 + i]))
-            surprise = self.cost_max[i] + sample.gamma * after - value.Q[:, 1 + i]
-            found[1 + i] = (weight * surprise).max(initial=0.0)
-        return found
+            surprise[:, 1 + i] = self.task.cost_max[i] + sample.gamma * after - value.Q[:, 1 + i]
+        return surprise
 
     @cached_property
     def error(self) -> Array:
@@ -145,3 +167,11 @@ class Trial:
                 square = sample.cells.count[cell] * (weight[option] * residual[:, i]) ** 2
                 found += np.bincount(sample.cells.place[cell], square, len(found))
         return found
+
+
+def _row_terms(sample: Sample, value: Value) -> Array:
+    """Terms of the cells, (C, m), before scaling."""
+    weight, x = value.visits / sample.freedom, np.zeros(sample.cells.values.shape)
+    for cell, option, residual in sample.residuals(value):
+        x[cell] += weight[option, None] * residual
+    return x
