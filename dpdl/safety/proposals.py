@@ -31,6 +31,7 @@ from scipy.special import ndtri
 from dpdl._validation import Array
 from dpdl.models.evaluation import Rows
 from dpdl.models.planner import Planner
+from dpdl.safety.composites import Ints
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task
 from dpdl.safety.trial import Trial
@@ -151,7 +152,7 @@ class Proposer:
     # ---- The model, shrunk ----
 
     @cached_property
-    def _logged(self) -> Array:
+    def _logged(self) -> Ints:
         """The last option of each option's state: "as logged", or the only one."""
         return (self.sample.options.first[1:] - 1)[self.sample.options.state]
 
@@ -182,7 +183,7 @@ class Proposer:
         use = (sample.place[0] >= 0) & (sample.cells.count > 0)
         option, count, x = sample.place[0][use], sample.cells.count[use], outcome[use]
 
-        def grouped(where: Array, weighted: Array, size: int) -> Array:
+        def grouped(where: Ints, weighted: Array, size: int) -> Array:
             return np.column_stack([np.bincount(where, column, size) for column in weighted.T])
 
         n, S = np.bincount(option, count, len(state)), len(sample.options.known)
