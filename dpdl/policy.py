@@ -76,5 +76,7 @@ def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
     array([[0.25, 0.75]])
     """
     n_states, n_actions = policy.shape
-    pairs = np.arange(n_states * n_actions + 1)
-    return sp.csr_array((policy.ravel(), pairs[:-1], pairs[::n_actions]), shape=(n_states, n_states * n_actions))
+    n_pairs = n_states * n_actions
+    # Arrays of its own: scipy changes those of a matrix in place, eliminate_zeros for instance.
+    own = policy.flatten(), np.arange(n_pairs), np.arange(0, n_pairs + 1, n_actions)
+    return sp.csr_array(own, shape=(n_states, n_pairs))

@@ -118,3 +118,12 @@ def test_uniform():
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_matrix_of_choices_can_be_changed_in_place():
+    table = np.array([[0.0, 1.0], [0.25, 0.75], [1.0, 0.0]])
+    matrix, before = policy.choice_matrix(table), table.copy()
+    dense = matrix.toarray()
+    matrix.eliminate_zeros()
+    np.testing.assert_array_equal(matrix.toarray(), dense)
+    np.testing.assert_array_equal(table, before)
