@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import hard_instances
 import kinds
 import safety_problems as problems
 from dpdl import CMDP, Dataset, instances
@@ -164,8 +165,8 @@ NULL: dict[str, tuple[Callable[..., tuple[Dataset, float, Array]], tuple[float, 
     "Taxi": (table("Taxi-v4", _fined, is_rainy=True), (20, 100)),
     "CliffWalking": (table("CliffWalking-v1", _fined, is_slippery=True), (20, 200)),
     "garnet": (instance(lambda rng: instances.garnet(30, 3, 1, rng=rng)), (300, 3000)),
-    "lower bound": (instance(lambda rng: instances.lower_bound(10, 5, 8, rng=rng).cmdp), (300, 3000)),
-    "no Slater": (instance(lambda rng: instances.no_slater(6, rng=rng).cmdp), (300, 3000)),
+    "lower bound": (instance(lambda rng: hard_instances.lower_bound(10, 5, 8, rng=rng).cmdp), (300, 3000)),
+    "no Slater": (instance(lambda rng: hard_instances.no_slater(6, rng=rng).cmdp), (300, 3000)),
     "ring": (instance(lambda rng: kinds.ring(60, gamma=0.95, rng=rng)), (300, 3000)),
     "lake": (instance(lambda rng: kinds.lake(6, gamma=0.97, rng=rng)), (300, 3000)),
     "thin": (lambda index, size, rng: _world(400, index % 20, False).drawn(size, rng), (8, 20, 80)),
