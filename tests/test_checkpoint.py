@@ -62,7 +62,7 @@ def identity(path):
 def test_a_run_goes_on_bit_for_bit_from_wherever_it_was_broken_off(order, path):
     rng = np.random.default_rng(0)
     ahead = 0
-    for n_steps in rng.integers(0, T, 25).tolist():
+    for n_steps in rng.integers(0, T, 10).tolist():
         half = break_off(path, n_steps, order=order)
         assert half.status is Status.INTERRUPTED
         assert n_steps < half.n_steps <= n_steps + 256
@@ -72,7 +72,7 @@ def test_a_run_goes_on_bit_for_bit_from_wherever_it_was_broken_off(order, path):
         assert result.status is Status.COMPLETED
         assert bits(result) == whole(order)
         path.unlink()
-    assert ahead > 20
+    assert ahead > 7
     counts = whole(order)[2]
     assert min(counts[f"case_{k}"] for k in (1, 2, 3, 4)) > 100
     assert min(counts["capped"], counts["rebases"], counts["refreshes"]) > 50
@@ -446,8 +446,8 @@ def test_no_bit_can_flip_unnoticed(path):
     break_off(path, 2000, order="shuffle")
     content, (header, arrays) = path.read_bytes(), checkpoint.read(path)
     rng = np.random.default_rng(3)
-    flips, noticed = rng.choice(8 * len(content), 1500, replace=False), 0
-    flips[:500] = 8 * len(content) - 1 - np.arange(500)  # the directory of the archive
+    flips, noticed = rng.choice(8 * len(content), 600, replace=False), 0
+    flips[:300] = 8 * len(content) - 1 - np.arange(300)  # the directory of the archive
     for flip in flips.tolist():
         damaged = bytearray(content)
         damaged[flip // 8] ^= 1 << flip % 8
@@ -459,7 +459,7 @@ def test_no_bit_can_flip_unnoticed(path):
         else:
             assert found == header
             assert all(np.array_equal(found_arrays[name], array) for name, array in arrays.items())
-    assert noticed > 1200
+    assert noticed > 450
 
 
 def test_no_end_can_be_missing(path):

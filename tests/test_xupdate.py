@@ -169,7 +169,7 @@ def _distance(x: list[Any], other: list[Any], bound: float) -> float:
     ("n", "part"),
     [
         pytest.param(n, part, marks=marks)
-        for n, parts, marks in ((1_000, 10, ()), (10_000, 10, pytest.mark.slow))
+        for n, parts, marks in ((1_000, 6, ()), (10_000, 10, pytest.mark.slow))
         for part in range(parts)
     ],
 )
