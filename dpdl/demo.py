@@ -218,8 +218,9 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
     if n_logs:
         say(f"The same on {n_logs} further logs of the clinic. Of all {1 + n_logs}:")
         for kind, policies in kinds.items():
-            broken = sum(not truth.is_safe for truth in policies)
-            say(f"  {kind + ':':<18} {broken} of {len(policies)} break a limit")
+            broken, without = sum(not truth.is_safe for truth in policies), 1 + n_logs - len(policies)
+            rest = f", {without} {'log certifies' if without == 1 else 'logs certify'} none" if without else ""
+            say(f"  {kind + ':':<18} {broken} of {len(policies)} break a limit{rest}")
     say(f"\nlog:         {CSV}\nreport:      {REPORT}")
     return Demo(log, answer, truths, kinds)
 

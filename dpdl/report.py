@@ -39,26 +39,23 @@ VERDICTS = {
 
 STYLE = """
 :root { color-scheme: light; --ink: #22223b; --soft: #5c5c6e; --line: #dcdce4; --good: #00664b; --bad: #a33f00; }
-* { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 56rem; color: var(--ink); background: #fff;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; }
-p { margin: .5rem 0; } .soft { color: var(--soft); font-size: .92rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; } p { margin: .5rem 0; }
 .verdict { border-left: .5rem solid var(--soft); background: #f4f4f8; padding: .7rem 1rem; border-radius: .2rem; }
 .verdict.good { border-color: var(--good); background: #e9f6f1; }
 .verdict.bad { border-color: var(--bad); background: #fbeee6; }
 .verdict.open { border-color: #b07900; background: #fdf5e2; }
-.wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+.wide { overflow-x: auto; -webkit-overflow-scrolling: touch; } * { box-sizing: border-box; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; font-size: .95rem; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th { font-weight: 600; border-bottom: 2px solid var(--ink); }
-th:first-child, td:first-child { text-align: left; }
+th { font-weight: 600; border-bottom: 2px solid var(--ink); } .soft { color: var(--soft); font-size: .92rem; }
+th:first-child, td:first-child { text-align: left; white-space: normal; }
 td.words { white-space: normal; text-align: left; min-width: 12rem; overflow-wrap: anywhere; }
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
-img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
-li { margin: .25rem 0; } code { overflow-wrap: anywhere; }
-@media (max-width: 36rem) { body { padding: .8rem; } table { font-size: .78rem; } th, td { padding: .3rem .15rem; }
-  th, td:first-child, td.broken { white-space: normal; } }
+img { max-width: 100%; height: auto; display: block; margin: .6rem 0; } li { margin: .25rem 0; }
+@media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .72rem; } th, td { padding: .3rem .12rem; }
+  th, td.broken { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
 
@@ -141,7 +138,7 @@ def _certificate(answer: Answer) -> str:
     if certificate.constraints:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
-    table = _table((*HEADER[:-1], "undiscounted"), certificate.rows)
+    table = _table((*HEADER[:-1], "not discounted"), certificate.rows)
     for verdict, style in (("kept", "kept"), ("BROKEN", "broken"), ("NOT SHOWN", "broken")):
         table = table.replace(f"<td>{verdict}</td>", f'<td class="{style}">{verdict}</td>')
     words = (

@@ -272,6 +272,21 @@ def test_limits_on_averages_and_starts_without_episodes(run):
     assert run("solve", *options, "--start", "0", "--cost-max", "c=3.1")[0] == 0
 
 
+def test_no_worse_than_the_log_is_a_limit(run):
+    """With --limits as with limits= of Python, beside limits that are numbers."""
+    limits = ["--limits", "reward>=log", "icu days <= log", "side effects=1.5", "--limit-on", "total"]
+    code, out, err = run("solve", "clinic.csv", *TABLE, *limits, "--json")
+    assert (code, err) == (0, "")
+    bounds = {bound["name"]: bound for bound in json.loads(out)["certificate"]["constraints"]}
+    assert bounds["side effects"]["limit"] == 1.5
+    (reward,) = (bound for name, bound in bounds.items() if name.startswith("reward"))
+    assert reward["kept"]
+    assert (reward["limit"], reward["is_cost"]) == (0, False)  # on the difference from the log's own policy
+    assert reward["bound"] >= 0
+    code, _, err = run("solve", "clinic.csv", *TABLE, "--limits", "reward<=log", "--limit-on", "total")
+    assert (code, err.count("\n"), ">= log" in err) == (1, 1, True)
+
+
 def test_frontier(run):
     options = ["--start", "0", "--limits", "c=1.7", "--limit-on", "average", "--values", "1", "2"]
     code, out, _ = run("frontier", "toy.csv", *TOY_ROLES, *options, "--json")
