@@ -351,10 +351,9 @@ def _read(options: Any, discretizer: Any = None) -> Any:
     roles = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
     given = {name: getattr(options, name) for name in roles if getattr(options, name) is not None}
     given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
-    limited = [name for name, limit in getattr(options, "limits", None) or () if limit != ">= log"]  # of the reward
-    costs = list(dict.fromkeys([*(options.costs or ()), *limited]))
-    if kind_of(options.log) == "dpdl":  # it knows its costs
-        costs = []
+    limits = getattr(options, "limits", None) or ()
+    costs = [*(options.costs or ()), *(name for name, limit in limits if (name, type(limit)) != ("reward", str))]
+    costs = [] if kind_of(options.log) == "dpdl" else list(dict.fromkeys(costs))  # a folder knows its costs
     if discretizer is None and options.bins is not None:
         method = options.discretize or "quantile"
         discretizer = {"method": method, "clusters" if method == "kmeans" else "bins": options.bins}

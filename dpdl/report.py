@@ -54,7 +54,7 @@ th:first-child, td:first-child { text-align: left; white-space: normal; }
 td.words { white-space: normal; text-align: left; min-width: 12rem; overflow-wrap: anywhere; }
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; } li { margin: .25rem 0; }
-@media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .72rem; } th, td { padding: .3rem .12rem; }
+@media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .7rem; } th, td { padding: .3rem .1rem; }
   th, td.broken { white-space: normal; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
