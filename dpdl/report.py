@@ -55,7 +55,7 @@ td.words { white-space: normal; text-align: left; min-width: 12rem; overflow-wra
 .kept { color: var(--good); font-weight: 600; } .broken { color: var(--bad); font-weight: 700; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; } li { margin: .25rem 0; }
 @media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .7rem; } th, td { padding: .3rem .1rem; }
-  th, td.broken { white-space: normal; } }
+  th, td.broken { white-space: normal; } th { font-size: .65rem; hyphens: auto; overflow-wrap: anywhere; } }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """
 
