@@ -156,8 +156,8 @@ def frontier(
     >>> log = Dataset(0 * a, a, 0 * a, 1.0 * a, costs={"wear": 2.0 * a}, n_states=1, n_actions=2)
     >>> frontier(log, gamma=0.5, limits={"wear": 0.5}, limit_on="average", values=[0.5, 1.0], rho0=[1.0])
     limit of wear  reward  certified (0.95)  price
-    0.5               0.5               0.5      1
-    1                   1                 1      1
+    0.5               0.5            0.4998      1
+    1                   1            0.9998      1
     """
     task = make_task(log, gamma, delta, rho0, initial_states, cost_max, accept_misfit, limits, limit_on)
     if not task.names:
