@@ -90,7 +90,7 @@ class Answer(Saved):
         How much data would do; None unless that is the answer.
     notes : tuple of str
     settings : dict
-        What was asked for, gamma, delta and accept_misfit, and how proposals were made: n_min, pessimism, rare.
+        What was asked for, gamma, delta and accept_misfit, and how proposals were made: n_min, pessimism.
     """
 
     FORMAT, VERSION = "dpdl answer", 2

@@ -12,6 +12,12 @@ The sequence begins at the policy that keeps most room below the limits, goes up
 part of the width fall to zero. The log's own policy comes first where it is expected to pass. Costs and transitions of
 rare actions are shrunk to those of their state by the variances within and between actions.
 
+That is a linear program. Beyond some size plans are made by the planner, which takes charges that are linear in visits:
+
+    loss + min(part, 1) (b sd/sqrt(n) + a R/n)    with limits less a margin,
+
+and the margins follow the predicted widths of the bounds: a proposal keeps a part of them from its limits.
+
 Nothing here can make a certificate wrong: proposals never see the rows that test them.
 """
 
@@ -40,6 +46,10 @@ from dpdl.safety.trial import Trial
 ROOMS, PARTS = (0.95, 0.8, 0.6, 0.4, 0.2), (1.5, 1.2, 1.0, 0.85, 0.7, 0.55, 0.4, 0.2, 0.0)
 #: Plans for one proposal, at most; another one is made if this share of the visits moves.
 ROUNDS, MOVED = 2, 0.05
+#: Parts of the predicted width that plans of the planner keep from their limits; the plans for each, at most, and
+#: the part by which it may be missed; the number a above.
+MARGINS = (4.0, 3.0, 2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+MARGIN_ROUNDS, CLOSE, RARE = 4, 0.05, 0.1
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
 GAP, PROGRAM_OPTIONS = 1e-3, 1000
 #: The part of the width that is kept at least, so that ties go to what was seen often; that of the reward's charge.
@@ -103,14 +113,18 @@ class Proposer:
     deadline : float, optional
         Time by `time.monotonic` at which `OutOfTime` is raised.
     parts : sequence of float, optional
-        Parts of the width, from careful to bold.
+        Parts of the width, from careful to bold; by default `PARTS`, or `MARGINS` for the planner.
     """
 
     task: Task
     sample: Sample
     setting: Setting
     deadline: float = np.inf
-    parts: Sequence[float] = PARTS
+    parts: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        self.by_program = len(self.sample.options.state) <= PROGRAM_OPTIONS
+        self.parts = self.parts or (PARTS if self.by_program else MARGINS)
 
     def run(self) -> Iterator[Proposal]:
         """Yield proposals from careful to bold."""
@@ -119,7 +133,11 @@ class Proposer:
             yield Proposal(trial.policies[0], None)
         if not len(self.task.limits):
             yield Proposal(self.at(self.task.limits), 0.0)
-            return
+        else:
+            yield from self._by_widths(trial) if self.by_program else self._by_margins(trial)
+
+    def _by_widths(self, trial: Trial) -> Iterator[Proposal]:
+        """Yield plans whose costs with a part of their widths keep the limits."""
         for _ in range(2):
             trial = self.predicted(self._plan(trial, self.parts[0], None))
         room = self.task.limits - trial.estimate[1:] - self.parts[0] * self.widths(trial)
@@ -132,6 +150,28 @@ class Proposer:
                 if abs(visits - before).sum() <= MOVED * visits.sum():
                     break
             yield Proposal(trial.policies[0], part + share)
+
+    def _by_margins(self, trial: Trial) -> Iterator[Proposal]:
+        """Yield plans of the planner with margins from the limits that follow the predicted widths."""
+        task, proposed = self.task, False
+        for _ in range(2):
+            trial = self.predicted(self._planned_at(trial, 1.0, None))
+        margin = self.parts[0] * self.widths(trial)
+        for part in self.parts:
+            before = np.inf
+            for _ in range(MARGIN_ROUNDS):
+                trial = self.predicted(self._planned_at(trial, part, task.limits - margin))
+                width = self.widths(trial)
+                excess = trial.estimate[1:] + part * width - task.limits
+                margin = margin + excess
+                kept, worst = bool((excess <= CLOSE * width).all()), float((excess / task.scale).max())
+                if kept or worst > 0.9 * before:  # or no policy keeps so much
+                    break
+                before = worst
+            # What does not keep its part on the rows that chose it is not worth a test, unless there is nothing else.
+            if kept or (part == self.parts[-1] and not proposed):
+                proposed = True
+                yield Proposal(trial.policies[0], part)
 
     def predicted(self, policy: Array) -> Trial:
         """What the test of a policy on other rows is expected to be like."""
@@ -159,6 +199,8 @@ class Proposer:
     @cached_property
     def means(self) -> Array:
         """Mean losses of options, shrunk to those of their states, and these to those of all rows, (K, m)."""
+        if not self.by_program:
+            return self.sample.means
         cells, n, own = self.sample.cells, self.sample.n[:, None], self.sample.means
         prior, mean = self._prior_rows(cells.values), cells.count @ cells.values / cells.n_rows
         of_state = ((n * own + prior * mean) / np.maximum(n + prior, 1e-300))[self._logged]
@@ -167,6 +209,8 @@ class Proposer:
     @cached_property
     def moves(self) -> sp.csr_array:
         """Probabilities of known next states, shrunk to those of the state as logged, (K, S)."""
+        if not self.by_program:
+            return self.sample.moves
         sample, V = self.sample, self.sample.logged.V
         after = np.where(sample.lost[:, None], sample.unknown, 0.0)
         after[sample.next >= 0] = V[sample.next[sample.next >= 0]]
@@ -211,14 +255,15 @@ class Proposer:
         square[:, 0] *= OF_REWARD
         surprise = -np.log(self.task.level) / 2 * top / sample.freedom[:, None]
         losses = self.means + min(part, 1.0) * self.setting.pessimism * np.sqrt(variance / n)
-        if len(full) > PROGRAM_OPTIONS:
-            # The planner takes charges that are linear in visits: a surprise beyond the noise is priced out.
-            beyond = full[:, None] * surprise / (z * error[1:])
-            square[:, 1:] += part * surprise * np.minimum(beyond, 10.0) ** 3
-            return self._best(losses + square, limits)
         # z q^(1/2) <= z/2 (q/error + error), and q is piecewise linear in visits.
         limits = None if limits is None else limits - part * z / 2 * error[1:]
         return self._best(losses, limits, Charges(losses, square, full, part * surprise))
+
+    def _planned_at(self, trial: Trial, part: float, limits: Array | None) -> Array:
+        """The best policy with these limits for losses with charges that are linear in visits."""
+        n, top = np.maximum(self.sample.n, 1)[:, None], self.sample.surprise(trial.values[0])
+        charge = self.setting.pessimism * np.sqrt(self._variances(trial) / n) + RARE * top / n
+        return self._best(self.means + min(max(part, LEAST), 1.0) * charge, limits)
 
     def _variances(self, trial: Trial) -> Array:
         """Variances of y by option, (K, m), with one row of the mean over all rows."""
@@ -245,7 +290,7 @@ class Proposer:
 
         kappa = None if limits is None else margin(limits)
         gains, rho0 = np.ascontiguousarray(-(losses / scale).T), sample.start / mass
-        if len(losses) <= PROGRAM_OPTIONS:
+        if self.by_program:
             visits = self._program(gains, rho0, kappa, margin(self.task.limits), scale, charges)
         else:
             visits = self._planned(gains, rho0, kappa, margin(self.task.limits))

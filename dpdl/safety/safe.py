@@ -26,14 +26,14 @@ from dpdl.safety.answer import Answer, AnswerStatus, Candidate, Needed
 from dpdl.safety.certificate import Certificate, hidden, keeps, logged_policy, make_certificate
 from dpdl.safety.composites import Options
 from dpdl.safety.coverage import coverage_of
-from dpdl.safety.proposals import PARTS, PROGRAM_OPTIONS, OutOfTime, Proposer, Setting
+from dpdl.safety.proposals import PROGRAM_OPTIONS, OutOfTime, Proposer, Setting
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task, make_task
 from dpdl.safety.trial import Trial
 
 #: How proposals are made: where plans are linear programs, and beyond. The latter do not know the worst row, so that
 #: options need more rows.
-SETTING, SETTING_OF_LARGE = Setting(4, 0.6), Setting(20, 0.6)
+SETTING, SETTING_OF_LARGE = Setting(4, 0.6), Setting(20, 0.3)
 #: Pairs whose rows would help most are listed, this many of them.
 MOST_PAIRS_LISTED = 5
 #: No estimate is given beyond this number of transitions.
@@ -118,7 +118,7 @@ class Search:
 
     task: Task
     deadline: float = np.inf
-    parts: Sequence[float] = PARTS
+    parts: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         self.tested: list[Outcome] = []
