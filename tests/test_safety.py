@@ -226,7 +226,7 @@ def test_limits_by_the_log():
     found = dpdl.safe_policy(log, gamma=0.9, limits=limits, **START)
     assert found.success
     assert found.certificate.reward.estimate >= found.certificate.behaviour.estimate * (1 - 1e-9)
-    more = dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, **START)
+    more = dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, limit_on="total", **START)
     assert more.certificate.constraints[0].bound > 0
     both = dpdl.safe_policy(log, gamma=0.9, limits={"cost": limit, "reward": ">= log"}, limit_on="average", **START)
     assert [bound.name for bound in both.certificate.constraints] == ["cost", "reward beyond the log's"]

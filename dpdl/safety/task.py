@@ -90,7 +90,7 @@ def make_task(
 ) -> Task:
     """Check a caller's arguments, and collect the rows of the log, posed under the question or with utilities."""
     numbers, by_log = _split(limits)
-    log = pose(log, gamma, numbers, limit_on)
+    log = pose(log, gamma, numbers, limit_on if numbers or not by_log else None)  # those by the log need none
     question = log.question
     assert question is not None
     delta = check.real("delta", delta, above=0, below=1)
