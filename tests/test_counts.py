@@ -154,7 +154,7 @@ def test_parts_are_random_samples_without_replacement(counted):
 @pytest.mark.parametrize("few", [False, True])
 def test_engines_count_what_the_rows_say(tmp_path, few):
     """Polars, DuckDB, a Parquet folder and a CSV give the cells of the rows; with few values the rows themselves."""
-    table = clinic(few=few)
+    table = clinic(6000, few=few)
     rows = read_log(table, **ROLES)
     frame = pl.DataFrame(table)
     (tmp_path / "parts").mkdir()
@@ -276,7 +276,7 @@ def same_answer(log, wanted, few):
 
 @pytest.mark.parametrize("few", [False, True])
 def test_rows_counts_and_engines_give_the_same_answer(few):
-    table = clinic(few=few)
+    table = clinic(6000, few=few)
     rows, frame = read_log(table, **ROLES), pl.DataFrame(table)
     wanted = figures(rows)
     for source in (frame.lazy(), frame):
@@ -289,7 +289,7 @@ def test_spark_counts_what_the_rows_say():
     session = pyspark.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         for few in (False, True):
-            table = clinic(few=few)
+            table = clinic(6000, few=few)
             rows = list(zip(*(column.tolist() for column in table.values()), strict=True))
             counts, rows = read_log(session.createDataFrame(rows, list(table)), **ROLES), read_log(table, **ROLES)
             same_counts(counts, rows)
