@@ -248,12 +248,18 @@ class Result:
         >>> round(abs(result.approximation_error(model, mu)), 9)
         0.0
         """
-        k = self.settings
+        k = self._of(cmdp)
         return saddle.gap(cmdp, self.x_mean, mu, self.reference.mu_hat, k.psi, k.kappa, k.slater)
+
+    def _of(self, cmdp: CMDP) -> Any:
+        """The settings of the run, for a model with its discount."""
+        if cmdp.gamma != self.settings.gamma:
+            raise ValueError(f"cmdp has gamma {cmdp.gamma:g}, and the run had {self.settings.gamma:g}")
+        return self.settings
 
     def saddle_value(self, cmdp: CMDP, mu: ArrayLike) -> float:
         """Return j(psi) of equation (31): the value of the game that the run played, on the true model."""
-        k = self.settings
+        k = self._of(cmdp)
         return saddle.saddle_value(cmdp, mu, self.reference.mu_hat, k.psi, k.kappa, k.slater)
 
     def approximation_error(self, cmdp: CMDP, mu: ArrayLike) -> float:
@@ -261,7 +267,7 @@ class Result:
 
         Infinite if Pi(psi) has no safe policy.
         """
-        inside = cmdp.solve(psi=self.settings.psi, mu=mu)
+        inside = cmdp.solve(psi=self._of(cmdp).psi, mu=mu)
         return math.inf if inside.status == "infeasible" else cmdp.solve().reward - inside.reward
 
     @property

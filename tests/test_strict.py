@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from dpdl import Dataset, exact, instances, learn, theory
+from dpdl import Dataset, exact, instances, learn, learn_adaptive, sweep, theory
 from dpdl.learner import defaults
 from dpdl.learner import run as runs
 from dpdl.settings import Settings
@@ -35,6 +35,8 @@ def test_strict_says_how_many_rows_are_missing():
         ({"eta": 0.1}, TypeError, "eta cannot be given with strict=True"),
         ({"n_reference": 3}, TypeError, "n_reference cannot be given with strict=True"),
         ({"start": "plan"}, TypeError, "start cannot be given with strict=True"),
+        ({"order": "shuffle"}, TypeError, "order cannot be 'shuffle' with strict=True"),
+        ({"T": 3}, ValueError, r"strict=True needs T >= .*, got 3"),
         ({"eps": 0.2}, ValueError, "strict=True needs eps <= 0.111111, got 0.2"),
         ({"mixing_time": 2, "order": "once"}, ValueError, "strict=True needs a log of kind 'trajectory', this one is"),
     ],
@@ -143,3 +145,36 @@ def test_settings_of_a_result_are_derived_again():
     theirs = Settings.from_theory(6, 3, 2, gamma=0.8, slater=0.4, psi=2, eps=0.1)
     found = learn(LOG, theirs, slater=0.1, T=10, rho0=MODEL.rho0, rng=0).settings
     assert (found.radius_lam, found.kappa) == (80, 5 * 0.1 * 0.1)
+
+
+def test_strict_takes_step_and_constant_from_the_proof():
+    walk = rows(10, starts=[0])
+    given = STRICT | {"mixing_time": 2, "order": "trajectory"}
+    with pytest.raises(TypeError, match="short_steps cannot be given with strict=True"):
+        learn(walk, **given, short_steps=True)
+    with pytest.raises(ValueError, match=r"strict=True needs c_e >= .*, that of the proof, got 0.001"):
+        learn(walk, **given, c_e=1e-3)
+
+
+def test_a_sweep_over_limits_plans_for_each():
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 2, 4000)
+    log = Dataset(0 * a, a, 0 * a, 1.0 * a, costs={"wear": 2.0 * a}, n_states=1, n_actions=2)
+    given = {"gamma": 0.8, "limit_on": "average", "rho0": [1.0], "rng": 0, "T": 1000}
+    points = sweep(log, **given, over={"limits": [{"wear": 0.5}, {"wear": 1.5}]})
+    for limit, (_, result) in zip((0.5, 1.5), points, strict=True):
+        alone = learn(log, **given, limits={"wear": limit})
+        assert np.array_equal(np.asarray(result.policy), np.asarray(alone.policy))
+    assert points.results[1].evaluation.reward.value > 2 * points.results[0].evaluation.reward.value
+
+
+def test_kappa_is_kept_by_the_plan():
+    log = instances.garnet(5, 3, 1, rng=0).sample(20_000, np.full((5, 3), 1 / 15), rng=0)
+    aims = [defaults.plan(log, Settings(gamma=0.8, kappa=kappa), np.full(5, 0.2)) for kappa in (0.0, 0.05)]
+    assert aims[1].utilities[0] >= aims[0].utilities[0] - 1e-9
+    assert aims[1].reward <= aims[0].reward + 1e-9
+
+
+def test_the_adaptive_learner_begins_at_psi_one_whatever_settings_say():
+    result = learn_adaptive(TINY, Settings(gamma=0.1, slater=1.0, eps=0.1), rho0=[1.0], rng=0)
+    assert result.message == learn_adaptive(TINY, gamma=0.1, slater=1.0, eps=0.1, rho0=[1.0], rng=0).message

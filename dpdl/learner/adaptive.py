@@ -140,8 +140,8 @@ def learn_adaptive(
     'level 1 (psi = 1) asks for 9.8e+12 fresh transitions'
     """
     refuse_unknown(learn_adaptive, keywords)
-    first: dict[str, Any] = {} if settings is not None else {"psi": 1.0}
-    chosen, inputs, options = parse(log, settings, first | keywords, knowable=("slater", "mixing_time"))
+    chosen, inputs, options = parse(log, settings, keywords, knowable=("slater", "mixing_time"))
+    chosen = replace(chosen, psi=chosen.psi or 1.0)
     schedule = _Schedule(
         log=pose(log, *chosen.asked),
         base=chosen,

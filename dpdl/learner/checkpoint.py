@@ -188,7 +188,7 @@ def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
         reference=reference if header["reference_given"] else None,
     )
     start = header["start"]
-    aim = plan(log, settings.gamma, inputs.initial, stated.psi) if start == PLAN else None
+    aim = plan(log, stated, inputs.initial) if start == PLAN else None
     return Layout.assemble(log, settings, inputs, reference, start, plan=aim)
 
 

@@ -38,20 +38,20 @@ PLAN_GAP, CAPPED_PAIRS = 1e-3, 5000
 NOTHING = 1e-9
 
 
-def plan(log: Dataset, gamma: float, initial: Array, psi: float | None = None) -> Solution | None:
+def plan(log: Dataset, stated: Settings, initial: Array) -> Solution | None:
     """Return the best safe policy of the plug-in model, within psi of the log if that is given and the model is small.
 
-    None if there is none, or none was found.
+    Safe by kappa, if that is given. None if there is none, or none was found.
     """
-    model = plug_in(log, gamma, initial)
-    best = model.solve(tol=PLAN_GAP)
+    model, kappa, psi = plug_in(log, stated.gamma, initial), stated.kappa or 0.0, stated.psi
+    best = model.solve(kappa, tol=PLAN_GAP)
     if (
         psi is not None
         and np.isfinite(best.reward)
         and model.r.size <= CAPPED_PAIRS
-        and deviation(log, gamma, best) > psi
+        and deviation(log, stated.gamma, best) > psi
     ):
-        best = model.solve(psi=psi, mu=log.frequencies)
+        best = model.solve(kappa, psi=psi, mu=log.frequencies)
     return best if np.isfinite(best.reward) else None
 
 

@@ -253,9 +253,8 @@ class Layout:
         elif start is None and not settings.is_complete:
             name = PLAN
         if name == PLAN:
-            asked = settings.gamma, settings.psi
-            plans = [one.plan for one in like if one.plan and (one.settings.gamma, one.settings.stated.psi) == asked]
-            plan = plans[0] if plans else defaults.plan(log, settings.gamma, inputs.initial, settings.psi)
+            plan = next((each.plan for each in like if _same_plan(each.settings.stated, stated)), None)
+            plan = plan or defaults.plan(log, stated, inputs.initial)
             name = PLAN if plan is not None else PAPER
         if not settings.is_complete or settings.mixing_time == ESTIMATE:
             settings = defaults.completed(log, settings, inputs.initial, plan)
@@ -286,7 +285,14 @@ class Layout:
         given, coordinates = inputs.reference, None
         if given is not None and not math.isclose(given.floor, settings.floor, rel_tol=1e-12):
             raise ValueError(f"reference was made with floor {given.floor!r}, settings have {settings.floor!r}")
-        shared = next((one for one in like if one.settings.floor == settings.floor), None)
+        shared = next(
+            (
+                each
+                for each in like
+                if each.settings.floor == settings.floor and each.inputs.n_reference == inputs.n_reference
+            ),
+            None,
+        )
         if shared is not None:
             reference, coordinates = shared.reference, shared.coordinates
         elif reference is None:
@@ -420,19 +426,35 @@ def _strict(log: Dataset, settings: Settings, inputs: Inputs) -> tuple[Settings,
         raise ValueError(f"strict=True needs a log of kind {wanted!r}, this one is {log.kind!r}{hint}")
     if settings.mixing_time == ESTIMATE:
         raise ValueError("strict=True needs a mixing_time that is known: an estimate is no premise of the theorem")
+    if settings.short_steps:
+        raise TypeError("short_steps cannot be given with strict=True: the theorem has eta = 1/sqrt(T)")
+    if settings.order == "shuffle":
+        raise TypeError("order cannot be 'shuffle' with strict=True, which reads every row once")
     problem = settings.problem(log.n_states, log.n_actions, log.n_utilities)
     assert settings.eps is not None
+    if settings.mixing_time is not None and settings.c_e is not None:
+        least = theory.async_reference_constant(problem, settings.delta)
+        if settings.c_e < least:
+            raise ValueError(f"strict=True needs c_e >= {least:.6g}, that of the proof, got {settings.c_e:g}")
     if settings.eps > theory.largest_eps(problem):
         raise ValueError(f"strict=True needs eps <= {theory.largest_eps(problem):.6g}, got {settings.eps:g}")
     n_reference = settings.required_reference(problem)
     condition = theory.condition_steps(problem, settings.eps)
-    steps = max(settings.required_steps(problem), condition, settings.T or 1)
+    steps = max(settings.required_steps(problem), condition)
+    if settings.T is not None and steps > settings.T:
+        raise ValueError(f"strict=True needs T >= {steps:.4g}, got {settings.T:g}")
+    steps = max(steps, settings.T or 1)
     if n_reference + steps > len(log):
         raise ValueError(
             f"strict=True needs {n_reference + steps:.4g} rows, {n_reference:.4g} for mu_hat and {steps:.4g} for the "
             f"descent, and the log has {len(log):,}"
         )
     return replace(settings, T=steps, order="once"), replace(inputs, n_reference=n_reference)
+
+
+def _same_plan(first: Settings, second: Settings) -> bool:
+    """Whether two settings of one log have the same plan."""
+    return (first.asked, first.psi, first.kappa) == (second.asked, second.psi, second.kappa)
 
 
 def _name(start: Point) -> str:

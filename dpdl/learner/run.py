@@ -71,8 +71,10 @@ class Run:
         """The better of plan and average: one that keeps the constraints, then the one that earns more."""
         table = self.layout.coordinates.table(self.layout.plan_x())
         plan = replace(average, x_table=table, notes=(*average.notes, PLAN_IS_BETTER))
-        aim, psi = self.layout.plan, self.layout.settings.psi
-        beyond = aim is None or deviation(self.layout.log, self.layout.settings.gamma, aim) > psi * (1 + 1e-6)
+        aim, psi = self.layout.plan, self.layout.settings.stated.psi  # one that was found does not exclude the plan
+        beyond = aim is None or (
+            psi is not None and deviation(self.layout.log, self.layout.settings.gamma, aim) > psi * (1 + 1e-6)
+        )
         if beyond or plan.evaluation is None or average.evaluation is None:
             return average
         kept, earned = average.evaluation.kept, average.evaluation.reward.value

@@ -233,7 +233,7 @@ class Answer:
 def solve(program: Program) -> Answer | Bound:
     """Solve a program. The answer may be uncertain; if there is certainly no feasible point, it is a proof of that.
 
-    The proof is a negative bound of `dpdl.models.linear_least_excess`.
+    The proof is a negative bound of the least excess.
     """
     for solver in (optimum, refined):
         answer = _by_highs(program, solver)
