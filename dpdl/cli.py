@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return _fail("standard output was closed before everything was printed")
         except KeyboardInterrupt:
-            _fail("interrupted before there was anything to show", "")
+            _fail("interrupted", "")
             return INTERRUPTED
         except Exception as error:
             return _fail(_one_line(error))
@@ -648,4 +648,8 @@ def _pair(text: str) -> tuple[str, float]:
 def _limit(text: str) -> tuple[str, float | str]:
     """A limit that is a number, or that of the log: ``reward>=log`` and ``falls<=log`` as in Python's `limits`."""
     by_log = re.fullmatch(r"(.+?)\s*([<>]=)\s*log", text)
-    return (by_log[1], f"{by_log[2]} log") if by_log else _pair(text)
+    if by_log:
+        return by_log[1], f"{by_log[2]} log"
+    if re.search(">=", text):
+        raise argparse.ArgumentTypeError(f"must be NAME=NUMBER; the only lower limit is reward>=log; got {text!r}")
+    return _pair(text.replace("<=", "=", 1))

@@ -8,8 +8,10 @@ plug-in optimum and certified policies break a limit.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,10 +156,16 @@ def record(n_patients: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]
 
 def write_csv(table: dict[str, NDArray[Any]], path: str) -> None:
     """Write columns as CSV."""
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(table)
-        writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+    Path(path).write_bytes(_csv(table))
+
+
+def _csv(table: dict[str, NDArray[Any]]) -> bytes:
+    """The content of a CSV file."""
+    written = io.StringIO(newline="")
+    writer = csv.writer(written)
+    writer.writerow(table)
+    writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+    return written.getvalue().encode()
 
 
 def in_order(policy: ArrayLike, log: Dataset) -> Array:
@@ -191,6 +199,8 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
     """Write clinic.csv, test and solve it, report on it, and compare with the truth, also on further logs."""
     streams = np.random.default_rng(seed).spawn(1 + n_logs)
     table = record(n_patients, streams[0])
+    if Path(CSV).exists() and Path(CSV).read_bytes() != _csv(table):
+        raise FileExistsError(f"{CSV} exists and is not the demo's: run the demo in another folder")
     write_csv(table, CSV)
     limits = ", ".join(f"{name} at most {limit:g}" for name, limit in QUESTION["limits"].items())
     say(f"A clinic treats patients in five wards with four doses of a drug. {CSV} is its log:")

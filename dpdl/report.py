@@ -126,10 +126,10 @@ def _asked(answer: Answer) -> str:
     averages = any(bound.is_average for bound in certificate.constraints)
     kind = f" ({'averages per step' if averages else 'totals of an episode'})" if limits else ""
     return (
-        f"<p>Asked: the highest reward with {' and '.join(limits) if limits else 'no limit'}{kind}. What happens a "
-        f"step later counts {certificate.gamma:g} times as much (discount gamma); figures are averages over episodes. "
-        f"The log has {certificate.n_transitions:,} rows. Of logs like it, at most about {certificate.delta:.3g} "
-        "(delta) may lead to a certificate although a limit is broken.</p>"
+        f"<p>Asked: a policy with a high reward and {' and '.join(limits) if limits else 'no limit'}{kind}. What "
+        f"happens a step later counts {certificate.gamma:g} times as much (discount gamma); figures are averages "
+        f"over episodes. The log has {certificate.n_transitions:,} rows. Of logs like it, at most about "
+        f"{certificate.delta:.3g} (delta) may lead to a certificate although a limit is broken.</p>"
     )
 
 
@@ -138,7 +138,7 @@ def _certificate(answer: Answer) -> str:
     if certificate.constraints:
         what = "estimates and bounds of the costs relative to their limits"
         picture = _picture("plot_certificate", what, (6.4, 1.4 + 0.5 * len(certificate.constraints)), certificate)
-    table = _table((*HEADER[:-1], "not discounted"), certificate.rows)
+    table = _table(HEADER, certificate.rows)
     for verdict, style in (("kept", "kept"), ("BROKEN", "broken"), ("NOT SHOWN", "broken")):
         table = table.replace(f"<td>{verdict}</td>", f'<td class="{style}">{verdict}</td>')
     words = (
@@ -197,7 +197,8 @@ def _policy(answer: Answer) -> str:
     more, rest = len(states) - len(order), ""
     if more:
         rest = f"<p>The {len(order)} states that were logged most; {more:,} more are in the policy file.</p>"
-    return f"<h2>The policy</h2><p>Probability of each action.</p>{_table(('state', *map(str, actions)), rows)}{rest}"
+    words = "Probability of each action. Draw it afresh each time: always taking the likeliest is another policy."
+    return f"<h2>The policy</h2><p>{words}</p>{_table(('state', *map(str, actions)), rows)}{rest}"
 
 
 def _caveats(answer: Answer) -> str:

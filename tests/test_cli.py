@@ -128,6 +128,10 @@ def test_version(run):
 
 
 def test_the_demo_certifies_reports_compares_and_draws(run):
+    code, _, err = run("demo", "--patients", "1000", "--logs", "1")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "clinic.csv exists and is not the demo's" in err
+    Path("clinic.csv").unlink()
     code, out, err = run("demo", "--patients", "1000", "--logs", "1")
     assert (code, err) == (0, "")
     assert "does not contradict the model" in out
@@ -142,6 +146,7 @@ def test_the_demo_certifies_reports_compares_and_draws(run):
 
 def test_without_matplotlib_the_demo_says_how_to_get_a_picture(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "dpdl.plots", None)
+    Path("clinic.csv").unlink()
     code, _, err = run("demo", "--patients", "50", "--logs", "0")
     assert (code, err.count("\n")) == (0, 1)
     assert "pip install 'dpdl[plot]'" in err

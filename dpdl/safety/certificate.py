@@ -70,10 +70,11 @@ class Bound:
 
     @property
     def verdict(self) -> str:
-        """ "kept", "BROKEN" if even the estimate breaks the limit, or "NOT SHOWN"; nothing without a limit."""
+        """ "kept", "BROKEN" if the estimate breaks the limit by two standard errors, or "NOT SHOWN"."""
         if self.limit is None or self.kept:
             return "" if self.limit is None else "kept"
-        return "BROKEN" if (self.estimate > self.limit) == self.is_cost else "NOT SHOWN"
+        excess = (self.estimate - self.limit) * (1 if self.is_cost else -1)
+        return "BROKEN" if excess > 2 * self.error else "NOT SHOWN"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ class Bound:
         return (self.name, text.tidy(self.estimate), text.tidy(self.error, 2), bound, limit, self.verdict, episode)
 
 
-HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "per episode")
+HEADER = ("discounted", "estimate", "std. error", "bound", "limit", "", "undiscounted")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -177,8 +178,7 @@ class Certificate(Saved):
             *self.assumes,
             *tested,
             f"{self.confidence}: the bounds of all limits hold together, that of the reward by itself; Gaffke's bounds",
-            f"the policy was {how}; discount {self.gamma:g}; {self.n_transitions:,} transitions, about as informative "
-            f"as {self.effective:,.0f} of this policy itself",
+            f"the policy was {how}; discount {self.gamma:g}; {self.n_transitions:,} transitions",
         ]
         if self.unseen > 1e-9:
             found.append(f"{self.unseen:.2%} of the time is spent where the log shows too little (worst case)")
@@ -192,6 +192,8 @@ class Certificate(Saved):
         if self.misfit:
             return "the log does not fit the model: these figures are what they would be if it did"
         under = " UNDER THE MODEL, which the log contradicts (accept_misfit=True)" if self.fit.rejected else ""
+        if not self.constraints:
+            return f"no limit was given, so that none is shown to be kept{under}"
         return f"every limit is shown to be kept{under}" if self.holds else "NOT every limit is shown to be kept"
 
     def _repr_html_(self) -> str:

@@ -200,12 +200,16 @@ class Search:
         def seen() -> Any:
             return evidence(log.raw, gamma, values)
 
-        kept = "this policy keeps every limit" if certificate.constraints else "there is no limit to keep"
+        kept = "this policy keeps every limit"
+        if not certificate.constraints:
+            kept = "no limit was given, so that none is shown to be kept"
         message = (
             f"{kept} ({certificate.confidence}); its discounted reward is estimated at "
             f"{certificate.reward.estimate:.4g}, at least {certificate.reward.bound:.4g}; the policy that made the log "
             f"earns {certificate.behaviour.estimate:.4g}"
         )
+        if self.stopped is not None:
+            message += f"; {self.stopped}, so that a better policy may exist"
         policy = Policy(table, log.labels, log.question, seen)
         return self._make(AnswerStatus.CERTIFIED, message, certificate, table, policy)
 
