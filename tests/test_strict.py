@@ -76,6 +76,7 @@ def test_once_reads_every_row_once_and_needs_as_many_as_steps():
     assert next(premise for premise in one.premises if premise.name == "fresh samples").holds
     with pytest.raises(ValueError, match="order 'once' reads a row for each step: T = 501, and 500 rows"):
         learn(log, **common, T=501, order="once")
+    assert learn(log, gamma=0.5, rho0=[0.25] * 4, rng=0, order="once", n_reference=100).settings.T == 400
 
 
 def premise(result, name):

@@ -63,15 +63,19 @@ def deviation(log: Dataset, gamma: float, aim: Solution) -> float:
     return float(ratio.max())
 
 
-def completed(log: Dataset, settings: Settings, initial: Array, aim: Solution | None) -> Settings:
-    """Return settings in which psi, slater, T and the mixing time are given, found from the log and the plan."""
+def completed(log: Dataset, settings: Settings, initial: Array, aim: Solution | None, n_rows: int) -> Settings:
+    """Return settings in which psi, slater, T and the mixing time are given, found from the log and the plan.
+
+    The descent has `n_rows` rows; if each is read once, there are no more steps than that.
+    """
     values: dict[str, float | int] = {}
     if settings.psi is None:
         values["psi"] = _generous_psi(log, settings.gamma, aim)
     if settings.slater is None:
         values["slater"] = _careful_slater(log, settings.gamma, initial)
     if settings.T is None and settings.eps is None:
-        values["T"] = int(np.clip(VISITS * len(log.pairs), LEAST_STEPS, MOST_STEPS))
+        most = n_rows if settings.order == "once" else MOST_STEPS
+        values["T"] = int(min(max(VISITS * len(log.pairs), LEAST_STEPS), MOST_STEPS, most))
     if settings.mixing_time == ESTIMATE:
         values["mixing_time"] = mixing_time_bound(log, settings.delta)
     return replace(settings, **values) if values else settings  # type: ignore[arg-type]

@@ -257,7 +257,8 @@ class Layout:
             plan = plan or defaults.plan(log, stated, inputs.initial)
             name = PLAN if plan is not None else PAPER
         if not settings.is_complete or settings.mixing_time == ESTIMATE:
-            settings = defaults.completed(log, settings, inputs.initial, plan)
+            n_rows = len(log) - (inputs.n_reference or 0)
+            settings = defaults.completed(log, settings, inputs.initial, plan, n_rows)
         resolved = settings.resolve(log.n_states, log.n_actions, log.n_utilities, stated)
         layout = cls.assemble(log, resolved, inputs, None, name, like, plan)
         layout.start()  # raises if it is not feasible
