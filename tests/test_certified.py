@@ -24,9 +24,16 @@ def slipping(p, gamma):
     return CMDP(P, [[1, 0.5], [1, 1]], [[[0, 0], [-1, -1]]], gamma, [1, 0])
 
 
+def is_ill_conditioned(cmdp):
+    """Whether multipliers can be so large that their roundings exceed the tolerance."""
+    positive = cmdp.P.data[cmdp.P.data > 0]
+    return cmdp.gamma > 1 - 1e-6 or positive.min(initial=1.0) < 1e-8
+
+
 def check_solution(cmdp, best, margin):
-    """Compare `solve` with the truth; return its status."""
+    """Compare `solve` with the truth; return its status, which is "inaccurate" for ill-conditioned models alone."""
     found = cmdp.solve()
+    assert found.status != "inaccurate" or is_ill_conditioned(cmdp)
     if found.status == "infeasible":
         assert margin < -programs.TOLERANCE * (1 - 1e-3)
         return found.status
@@ -50,11 +57,10 @@ def test_a_risk_is_not_too_small_to_be_seen(p, gamma):
     cmdp = slipping(p, gamma)
     best, margin = optimum(cmdp)
     assert (best, margin) == (0.5, 0)
-    status = check_solution(cmdp, best, margin)
-    assert status == "optimal" or (status == "inaccurate" and (p < 1e-8 or gamma > 1 - 1e-6))
+    assert check_solution(cmdp, best, margin) in ("optimal", "inaccurate")
 
 
-@pytest.mark.parametrize(("seeds", "most"), [(range(120), 15), pytest.param(range(120, 6000), 700, marks=SLOW)])
+@pytest.mark.parametrize(("seeds", "most"), [(range(120), 12), pytest.param(range(120, 6000), 588, marks=SLOW)])
 def test_no_policy_is_called_optimal_that_is_not(seeds, most):
     models = (hostile(np.random.default_rng([0, seed])) for seed in seeds)
     counts = Counter(check_solution(cmdp, *optimum(cmdp)) for cmdp in models)
@@ -139,6 +145,7 @@ def check_region(seed):
     caps = (psi * mu).ravel()
     q, rows, limits = rows_of(cmdp, caps)
     nothing, found = np.zeros(len(caps)), cmdp.solve(psi=psi, mu=mu)
+    assert found.status != "inaccurate" or is_ill_conditioned(cmdp)
     excess = -best_mixture(q, rows, limits, nothing, -1.0, -1.0)
     best = best_mixture(q, rows, limits, cmdp.r.ravel())
     if found.status == "infeasible":
@@ -155,6 +162,7 @@ def check_region(seed):
         try:
             slater = cmdp.slater(psi, mu)
         except RuntimeError:  # not shown, for lack of precision
+            assert is_ill_conditioned(cmdp)
             return "inaccurate"
         # The caps may be exceeded by the tolerance, and that may be worth more than it.
         most = best_mixture(q, rows, limits + TOLERANCE * (1 - worst), nothing, 1.0, worst)
@@ -165,7 +173,7 @@ def check_region(seed):
     return found.status
 
 
-@pytest.mark.parametrize(("seeds", "most"), [(range(15), 4), pytest.param(range(15, 1500), 400, marks=SLOW)])
+@pytest.mark.parametrize(("seeds", "most"), [(range(15), 1), pytest.param(range(15, 1500), 100, marks=SLOW)])
 def test_deviation_regions_of_hostile_models(seeds, most):
     counts = Counter(check_region(seed) for seed in seeds)
     print(dict(counts))

@@ -168,7 +168,7 @@ class Cells:
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash words of 64 bits (the finaliser of splitmix64)."""
+    """Hash words of 64 bits, with constants and shifts of splitmix64."""
     words = (words + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
