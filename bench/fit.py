@@ -154,17 +154,13 @@ def answered(name: str, n: int, number: int) -> list[Any]:
 
 def certified(results: Results, logs: int) -> None:
     """Print how often a broken limit is certified."""
-    few = -(-logs // 6)
-    print(
-        f"limit 0.7 times the cost of the log's own policy, delta = {DELTA:.0%}, {logs} logs a line, {few} of control"
-    )
+    print(f"limit 0.7 times the cost of the log's own policy, delta = {DELTA:.0%}, {logs} logs a line")
     print(f"{'':<29}{'with the check':^20}{'without':^20}")
     print(f"{'family':<20}{'episodes':>9}{2 * 'certified,broken'.rjust(20)}{'MISFIT':>8}{'s answer':>10}{'s check':>9}")
     for name in ("none", *worlds.FAMILIES, "CartPole 6 bins", "MountainCar 6 bins", "Acrobot 3 bins"):
         for n in worlds.CONTROL[name].sizes[1:2] if name in worlds.CONTROL else EPISODES["certified"]:
-            status, broken, rejected, answer, check = map(
-                np.array, results.get(answered, "certified", name, n, few if name in worlds.CONTROL else logs)
-            )
+            columns = results.get(answered, "certified", name, n, logs)
+            status, broken, rejected, answer, check = map(np.array, columns)
             all_certified = status == "CERTIFIED"
             cells = [
                 f"{(all_certified & among).sum()}, {(broken & among).sum()}" for among in (~rejected, rejected | True)

@@ -148,8 +148,8 @@ def _fined(s: Any, a: Any, s_next: Any, reward: float, terminated: bool) -> floa
 
 
 @cache
-def _world(n_states: int, index: int, rare: bool) -> World:
-    return World(n_states, "none", np.random.default_rng([5, index]), rare=rare)
+def _world(n_states: int, index: int, rare: bool, slips: float = 0.0) -> World:
+    return World(n_states, "none", np.random.default_rng([5, index]), rare=rare, slips=slips)
 
 
 #: Name: what draws a log, and its sizes (episodes; rows a pair for others, further, fresh; steps for instances).
@@ -171,6 +171,7 @@ NULL: dict[str, tuple[Callable[..., tuple[Dataset, float, Array]], tuple[float, 
     "lake": (instance(lambda rng: kinds.lake(6, gamma=0.97, rng=rng)), (300, 3000)),
     "thin": (lambda index, size, rng: _world(400, index % 20, False).drawn(size, rng), (8, 20, 80)),
     "rare": (lambda index, size, rng: _world(20, index % 20, True).drawn(size, rng), (50, 200, 1000)),
+    "slips": (lambda index, size, rng: _world(10, index % 20, False, 0.004).drawn(size, rng), (200, 1000, 4000)),
 }
 
 
@@ -181,15 +182,21 @@ class World:
     """A random sparse process whose log lacks something: see `FAMILIES`.
 
     Costs are Bernoulli. Episodes end after each step with probability 0.05, and are cut after 60 steps; of kind "clock"
-    they end after 20 steps, and at no other time.
+    they end after 20 steps, and at no other time. With `slips`, every pair has one next state and no cost, but for that
+    probability.
     """
 
-    def __init__(self, n_states: int, kind: str, rng: np.random.Generator, *, rare: bool = False) -> None:
+    def __init__(
+        self, n_states: int, kind: str, rng: np.random.Generator, *, rare: bool = False, slips: float = 0.0
+    ) -> None:
         self.kind, self.S, self.A = kind, n_states, 3
         self.P = random_transitions(n_states, 3, 3, rng).reshape(-1, n_states)
         self.r, self.c = rng.random(3 * n_states), rng.beta(0.5, 0.5, 3 * n_states)
         if rare:
             self.c = np.where(rng.random(3 * n_states) < 0.3, 0.01, 0.0)
+        if slips:
+            usual = np.eye(n_states)[rng.integers(0, n_states, 3 * n_states)]
+            self.P, self.c = (1 - slips) * usual + slips * self.P, np.full(3 * n_states, slips)
         self.behaviour = rng.dirichlet(np.ones(3), n_states)
         self.rho0 = rng.dirichlet(np.ones(n_states))
         self.length = 20 if kind == "clock" else 60

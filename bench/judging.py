@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dpdl import Dataset, exact
-from dpdl.models.judgement import judge
+from dpdl.models.estimate import judge
 
 A, I = 10, 3
 

@@ -42,7 +42,7 @@ import dpdl
 import peers
 from dpdl import CMDP, Dataset, exact, instances
 from dpdl import policy as policies
-from dpdl.models import linear_programs as programs
+from dpdl.models import programs
 from kinds import lake, ring
 
 KINDS = ("fast", "ring", "lake", "skewed")
@@ -89,12 +89,12 @@ def draw(kind: str, n_pairs: int, seed: int) -> tuple[Dataset, CMDP]:
 
 def by_program(problem: Problem) -> Outcome | None:
     model = problem.model
-    program = programs.largest_reward(model, 0.0, programs.region(model))
+    program = programs.largest_reward(model.rows, 0.0, programs.region(model.rows))
     found = programs.propose(program, partial(peers.highs, solver="ipm", run_crossover="off"))
     if found is None:
         return None
     bound = program.bound(found.V, found.w) / (1 - model.gamma)
-    return Outcome(policies.from_occupancy(found.q.reshape(model.r.shape)), bound)
+    return Outcome(policies.from_occupancy(found.y.reshape(model.r.shape)), bound)
 
 
 def by_planner(problem: Problem) -> Outcome:

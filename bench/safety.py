@@ -64,7 +64,7 @@ import coptidice
 import dpdl
 import safety_problems as problems
 from dpdl import Dataset, exact
-from dpdl.models.judgement import judge
+from dpdl.models.estimate import judge
 from safety_model import BROKEN, Problem
 
 #: Margins that are tried first, and how precisely the least is found then, as shares of the largest one.

@@ -20,4 +20,5 @@ autodoc_typehints = "none"  # the docstrings say what arguments are
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 add_module_names = False
+suppress_warnings = ["ref.python"]  # attributes of the same name, n_states for instance, in several classes
 python_use_unqualified_type_names = True

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpdl.learner.replicate import replicate, sweep
     from dpdl.learner.verify import verify
     from dpdl.models.cmdp import CMDP
-    from dpdl.models.judgement import plan
+    from dpdl.models.estimate import plan
     from dpdl.result import Result
     from dpdl.safety.answer import Answer, AnswerStatus
     from dpdl.safety.certificate import Certificate, certify
@@ -57,7 +57,7 @@ _HOMES = {
     "learner.replicate": "replicate sweep",
     "learner.verify": "verify",
     "models.cmdp": "CMDP",
-    "models.judgement": "plan",
+    "models.estimate": "plan",
     "result": "Result",
     "safety.answer": "Answer AnswerStatus",
     "safety.certificate": "Certificate certify",

@@ -22,27 +22,21 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 #: Arrays of doubles, in every signature.
 Array = NDArray[np.float64]
 
-#: Names that other libraries use, and the argument meant by them.
+#: By argument, the names that other libraries use for it.
 _SYNONYMS = {
-    "seed": "rng",
-    "random_state": "rng",
-    "discount": "gamma",
-    "steps": "T",
-    "n_steps": "T",
-    "iterations": "T",
-    "max_iter": "T",
-    "tolerance": "tol",
-    "accuracy": "eps",
-    "step_size": "eta",
-    "learning_rate": "eta",
-    "timeout": "time_limit",
-    "max_steps": "step_limit",
-    "callback_freq": "callback_every",
-    "initial_distribution": "rho0",
-    "n_replicas": "n",
-    "n_jobs": "executor",
-    "workers": "executor",
-    "verbose": "progress",
+    "rng": ("seed", "random_state"),
+    "gamma": ("discount",),
+    "T": ("steps", "n_steps", "iterations", "max_iter"),
+    "tol": ("tolerance",),
+    "eps": ("accuracy",),
+    "eta": ("step_size", "learning_rate"),
+    "time_limit": ("timeout",),
+    "step_limit": ("max_steps",),
+    "callback_every": ("callback_freq",),
+    "rho0": ("initial_distribution",),
+    "n": ("n_replicas",),
+    "executor": ("n_jobs", "workers"),
+    "progress": ("verbose",),
 }
 
 #: How far a distribution's sum may be from one: a thousand roundings of a sum of ones.
@@ -67,20 +61,17 @@ def real(
     if not np.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
     if not (above < number < below and at_least <= number <= at_most):
-        bounds = [
-            f"{sign} {bound:g}"
-            for sign, bound in ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
-            if np.isfinite(bound)
-        ]
-        raise ValueError(f"{name} must be {' and '.join(bounds)}, got {number!r}")
+        bounds = ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
+        wanted = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if np.isfinite(bound))
+        raise ValueError(f"{name} must be {wanted}, got {number!r}")
     return number
 
 
 def suggestion(name: str, accepted: Iterable[str], what: str) -> str:
     """Say which of the accepted names an unknown one may stand for; if there is no such name, list them all."""
-    by_case = {one.casefold(): one for one in accepted}
-    synonym = _SYNONYMS.get(name.casefold(), "").casefold()
-    close = [synonym] if synonym in by_case else difflib.get_close_matches(name.casefold(), by_case, 1)
+    by_case, lower = {known.casefold(): known for known in accepted}, name.casefold()
+    meant = [known for known in by_case if lower in _SYNONYMS.get(by_case[known], ())]
+    close = meant or difflib.get_close_matches(lower, by_case, 1)
     return f"did you mean {by_case[close[0]]}?" if close else f"{what} are {', '.join(sorted(by_case.values()))}"
 
 
@@ -166,7 +157,7 @@ def flags(name: str, values: ArrayLike, shape: tuple[int | None, ...] = (None,))
     if array.dtype.kind not in "biu" and array.size:
         raise TypeError(f"{name} must hold True and False, got dtype {array.dtype}")
     check_shape(name, array, shape)
-    _first_offence(name, array, (array != 0) & (array != 1), "must be True or False", 0)
+    _first_offence(name, array, (array != 0) & (array != 1), "must be True or False")
     return array.astype(bool)
 
 
@@ -185,27 +176,18 @@ def numbers_array(
     above: float = -np.inf,
     at_least: float = -np.inf,
     at_most: float = np.inf,
-    hint: str = "",
-    first: int = 0,
     copy: bool = True,
 ) -> Array:
-    """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free.
-
-    `hint` is added to the message of an out-of-range value: what the caller may do about it. `first` is the index that
-    the message gives to the first row, for a part of something longer.
-    """
+    """Check a C-contiguous array of finite doubles; ``None`` in `shape` leaves that length free."""
     array = _as_array(name, values, copy)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     array = np.ascontiguousarray(array, dtype=np.float64) if array.ndim else array.astype(np.float64)
     check_shape(name, array, shape)
-    _first_offence(name, array, ~np.isfinite(array), "must be finite", first)
-    if above > -np.inf:
-        _first_offence(name, array, array <= above, f"must be > {above:g}{hint}", first)
-    if at_least > -np.inf:
-        _first_offence(name, array, array < at_least, f"must be >= {at_least:g}{hint}", first)
-    if at_most < np.inf:
-        _first_offence(name, array, array > at_most, f"must be <= {at_most:g}{hint}", first)
+    _first_offence(name, array, ~np.isfinite(array), "must be finite")
+    _first_offence(name, array, array <= above, f"must be > {above:g}")
+    _first_offence(name, array, array < at_least, f"must be >= {at_least:g}")
+    _first_offence(name, array, array > at_most, f"must be <= {at_most:g}")
     return array
 
 
@@ -216,14 +198,12 @@ def indices(
     *,
     shape: tuple[int | None, ...] = (None,),
     dtype: DTypeLike = np.int32,
-    first: int = 0,
     copy: bool = True,
     unread: NDArray[np.bool_] | None = None,
 ) -> NDArray[Any]:
     """Check an array of whole numbers in ``0 .. bound - 1``; floats pass if they are whole, booleans do not.
 
-    `first` is the index that a message gives to the first row, for a part of something longer. Entries marked by
-    `unread` are not checked, and become 0.
+    Entries marked by `unread` are not checked, and become 0.
     """
     array = _as_array(name, values, copy)
     if array.dtype.kind not in "iuf":
@@ -232,8 +212,8 @@ def indices(
     if unread is not None:
         array = np.where(unread, 0, array)
     if array.dtype.kind == "f":
-        _first_offence(name, array, ~(array == np.rint(array)), "must be a whole number", first)  # NaN is none
-    _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}", first)
+        _first_offence(name, array, ~(array == np.rint(array)), "must be a whole number")  # NaN is none
+    _first_offence(name, array, (array < 0) | (array >= bound), f"must be between 0 and {bound - 1}")
     return np.ascontiguousarray(array, dtype=dtype)
 
 
@@ -330,8 +310,8 @@ def _as_array(name: str, values: ArrayLike, copy: bool) -> NDArray[Any]:
     return array.copy() if copy else array
 
 
-def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str, first: int) -> None:
+def _first_offence(name: str, array: NDArray[Any], offends: NDArray[np.bool_], rule: str) -> None:
     if offends.any():
         index = tuple(int(k) for k in np.unravel_index(int(np.argmax(offends)), array.shape))
-        where = f"[{', '.join(map(str, (first + index[0], *index[1:])))}]" if index else ""
+        where = f"[{', '.join(map(str, index))}]" if index else ""
         raise ValueError(f"{name}{where} = {array[index].item()!r} {rule}")

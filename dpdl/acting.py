@@ -27,15 +27,10 @@ from dpdl.question import Question
 
 
 class Evidence(NamedTuple):
-    """Counts of the pairs that a log visits, and what each changes.
+    """Counts of the pairs that a log visits (s * n_actions + a, ascending), and what each changes.
 
-    Attributes
-    ----------
-    pairs, counts : int64 arrays
-        The pairs, as s * n_actions + a, ascending, and how often each occurs.
-    changes : dict of str to array
-        By how much an action, with the policy afterwards, changes the discounted reward and each cost, in the caller's
-        units; "advantage" of a learned policy is reward and priced constraints together.
+    `changes` has by name how much an action, with the policy afterwards, changes the discounted reward and each cost,
+    in the caller's units; "advantage" of a learned policy is reward and priced constraints together.
     """
 
     pairs: NDArray[np.int64]
@@ -282,10 +277,10 @@ class Policy(NDArrayOperatorsMixin, Saved):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file, for `from_json`; the evidence is part of it."""
-        known = None if self.evidence is None else self.evidence._asdict()
+        known: Any = self.evidence
         if known is not None:
-            changes = {name: values.tolist() for name, values in known["changes"].items()}
-            known = {"pairs": known["pairs"].tolist(), "counts": known["counts"].tolist(), "changes": changes}
+            changes = {name: values.tolist() for name, values in known.changes.items()}
+            known = {"pairs": known.pairs.tolist(), "counts": known.counts.tolist(), "changes": changes}
         return {
             "labels": None if self.labels is None else self.labels.to_json(),
             "question": None if self.question is None else self.question.to_json(),
@@ -321,13 +316,8 @@ class Policy(NDArrayOperatorsMixin, Saved):
 class Explanation:
     """The actions of a policy in a state, with their counts and advantages in the log.
 
-    Attributes
-    ----------
-    state, actions : labels
-    probabilities, counts : arrays
-        Of each action: its probability, and how often the log shows it here (None if the policy did not come from one).
-    changes : dict of str to array
-        As in `Evidence`; NaN where the log does not show the action.
+    `counts` is None if the policy did not come from a log. `changes` are as in `Evidence`, and NaN where the log does
+    not show the action.
     """
 
     state: Hashable
@@ -346,19 +336,15 @@ class Explanation:
         rows = list(zip(*columns.values(), strict=True))
         order = np.argsort(-self.probabilities, kind="stable")
         lines = text.aligned(tuple(columns), [rows[k] for k in order])
-        return "\n".join([f"state {self.state!r}", *(f"  {line}" for line in lines)])
+        rest = "; signed: what taking it once changes in the discounted totals of the policy" if self.changes else ""
+        return "\n".join([f"state {self.state!r}{rest}", *(f"  {line}" for line in lines)])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
     """Where two policies differ; `Policy.compare` makes one.
 
-    Attributes
-    ----------
-    policy : Policy
-    other : array, shape (S, A)
-    difference : array, shape (S,)
-        Probability that the two act differently in a state, at best (total variation distance).
+    `difference` is the probability that the two act differently in a state, at best (total variation distance).
     """
 
     policy: Policy
@@ -376,12 +362,11 @@ class Comparison:
         def shown(row: Array) -> str:
             return ", ".join(f"{actions[a]} {row[a]:.0%}" for a in np.argsort(-row, kind="stable") if row[a] >= 0.005)
 
-        rows: list[tuple[str, ...]] = []
-        for k in order:
-            count = "" if visits is None else f"{visits[k]:,.0f}"
-            row = (str(states[k]), count, f"{self.difference[k]:.0%}", shown(self.policy[k]), shown(self.other[k]))
-            rows.append(row)
-        return rows
+        counts = [""] * len(self.difference) if visits is None else [f"{n:,.0f}" for n in visits]
+        return [
+            (str(states[k]), counts[k], f"{self.difference[k]:.0%}", shown(self.policy[k]), shown(self.other[k]))
+            for k in order
+        ]
 
     def __repr__(self) -> str:
         rows = self.rows

@@ -109,23 +109,18 @@ def _one_line(error: BaseException) -> str:
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     text = text.replace("give either rho0 or initial_states", "give --start").replace("overwrite=True", "--overwrite")
+    text = text.replace("strict=True", "--strict")
     names = "state action reward costs next_state episode time terminated truncated missing psi slater T eps kappa"
-    names += " limits limit_on cost_max delta gamma"
+    names += " limits limit_on cost_max delta gamma floor order mixing_time"
 
     def option(match: re.Match[str]) -> str:
         return f"--{match[1].replace('_', '-')}" + (" " if match[2] else "")
 
-    return re.sub(rf"\b({'|'.join(names.split())})=(?=([\"\w]?))", option, text)
+    return re.sub(rf"\b({'|'.join(names.split())})=(?=([\"'\w]?))", option, text)
 
 
 def printable(text: str) -> str:
-    r"""Escape what a terminal would obey: control characters other than line ends and tabs, and changes of direction.
-
-    Examples
-    --------
-    >>> print(printable("ward \x1b[31m7"))
-    ward \x1b[31m7
-    """
+    """Escape what a terminal would obey: control characters other than line ends and tabs, and changes of direction."""
     risky = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
     return re.sub(risky, lambda match: match[0].encode("unicode_escape").decode(), text)
 
@@ -163,26 +158,24 @@ def inspect(options: Any) -> int:
     columns = {"reward": log.r, **columns}
     per_row = {name: (x.min(), np.average(x, weights=weights), x.max()) for name, x in columns.items()}
     lines = [f"{options.log}: {len(log):,} transitions, {log.n_states:,} states, {log.n_actions:,} actions"]
-    episodes = None
-    if log.initial_counts is None:
+    episodes = None if log.initial_counts is None else int(log.initial_counts.sum())
+    if episodes is None:
         lines.append(f"independent transitions, {log.n_ended:,} of which end their episode; first states are not known")
     else:
-        episodes = int(log.initial_counts.sum())
-        lines.append(
-            f"{episodes:,} episodes: {log.n_ended:,} ended, of {episodes - log.n_ended:,} only the record stops"
-        )
+        rest = "; the record of the others stops before that" if log.n_ended < episodes else ""
+        lines.append(f"{log.n_ended:,} of {episodes:,} episodes ended{rest}")
     rows = [(name, *(f"{value:.4g}" for value in values)) for name, values in per_row.items()]
     shown = coverage(log)
-    lines += ["", *aligned(("per row", "least", "mean", "largest"), rows), "", repr(shown)]
+    lines += ["", "Reward and costs", *aligned(("per row", "least", "mean", "largest"), rows)]
+    lines += ["", "Coverage: what the log shows, and how often", repr(shown)]
     lines += [f"note: {note}" for note in log.notes]
-    facts = {"transitions": len(log), "states": log.n_states, "actions": log.n_actions, "episodes": episodes}
-    facts |= {"ended": log.n_ended, "per row": per_row, "coverage": shown, "notes": log.notes}
+    facts = {"per row": per_row, "ended": log.n_ended, "coverage": shown, "notes": log.notes}
     return _show(options, facts, "\n".join(lines))
 
 
 def _inspect_columns(options: Any) -> int:
     from dpdl._text import aligned
-    from dpdl.data.columns import connect, create_source
+    from dpdl.data.table import connect, create_source
 
     con = connect()
     columns = {name: _described(con, name) for name, _ in create_source(con, options.log)}
@@ -242,7 +235,8 @@ def solve(options: Any) -> int:
             interrupted = interrupts.came()
         if folder is not None:
             answer.save(folder / ANSWER)
-            write_report(answer, folder / REPORT, log=log, source=str(options.log), command=options.command)
+            told = {"source": str(options.log), "command": options.command, "columns": options.columns}
+            write_report(answer, folder / REPORT, log=log, **told)
             if answer.policy is not None:
                 answer.policy.save(folder / POLICY)
     content = {name: value for name, value in answer.to_json().items() if name != "policy"}
@@ -283,6 +277,8 @@ def learn(options: Any) -> int:
     """Learn a policy by the paper's method."""
     from dpdl.learner import adaptive, learn
 
+    if options.adaptive and options.strict:
+        options.usage_error("--strict is about Algorithm 1; --adaptive, Algorithm 2, reads fresh rows by itself")
     names = ("psi", "slater", "T", "eps", "kappa", "floor", "order", "mixing_time", "checkpoint", "strict")
     settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     run = adaptive.learn_adaptive if options.adaptive else learn.learn
@@ -322,8 +318,9 @@ def _run(options: Any, start: Callable[[Any, dict[str, Any]], Any]) -> int:
             drawn = len(recorder.rows) > 1 and _draw(lambda plots: plots.draw_convergence(recorder, folder / PICTURE))
     text = repr(result)
     limited = result.status.name in ("TIME_LIMIT", "STEP_LIMIT")
-    if options.checkpoint is not None and (limited or result.status.name == "INTERRUPTED"):
-        text += f"\n\nto go on: dpdl resume {shlex.quote(options.checkpoint)} {shlex.quote(options.log)}"
+    is_file = options.checkpoint is not None and Path(options.checkpoint).is_file()
+    if is_file and (limited or result.status.name == "INTERRUPTED"):
+        text += f"\n\nto go on: dpdl resume {shlex.quote(options.checkpoint)} {_log_again(options)}"
     _show(options, content, text, () if folder is None or drawn else (PICTURE,))
     if result.status.name == "INTERRUPTED":
         return INTERRUPTED
@@ -347,19 +344,34 @@ def _draw(draw: Callable[[Any], object]) -> bool:
 def _read(options: Any, discretizer: Any = None) -> Any:
     """Read the log that the options describe; a policy that is compared with it brings its discretizer along."""
     from dpdl.data.sources import kind_of, read_log
+    from dpdl.data.table import files_of
 
+    kind = kind_of(options.log)
+    if kind == "table":
+        files_of(options.log)  # a file that is not there comes before columns that are not named
     roles = ("state", "action", "reward", "next_state", "episode", "time", "terminated", "truncated")
     given = {name: getattr(options, name) for name in roles if getattr(options, name) is not None}
     given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
     limits = getattr(options, "limits", None) or ()
     costs = [*(options.costs or ()), *(name for name, limit in limits if (name, type(limit)) != ("reward", str))]
-    costs = [] if kind_of(options.log) == "dpdl" else list(dict.fromkeys(costs))  # a folder knows its costs
+    if costs and kind != "dpdl":  # a folder knows its costs
+        given["costs"] = list(dict.fromkeys(costs))
+    options.columns = given
     if discretizer is None and options.bins is not None:
-        method = options.discretize or "quantile"
-        discretizer = {"method": method, "clusters" if method == "kmeans" else "bins": options.bins}
+        discretizer = {"method": options.discretize or "quantile", "bins": options.bins}
     elif options.discretize is not None and options.bins is None:
         raise ValueError("--discretize needs --bins")
-    return read_log(options.log, **given, costs=costs or None, missing=options.missing, discretizer=discretizer)
+    return read_log(options.log, **given, missing=options.missing, discretizer=discretizer)
+
+
+def _log_again(options: Any) -> str:
+    """The log with its columns, as one would type it again."""
+    words = [options.log]
+    for name in (*options.columns, "missing", "bins", "discretize"):
+        value = options.columns.get(name, getattr(options, name))
+        for part in value if isinstance(value, list) else [value] if value not in (None, "error") else []:
+            words += [f"--{name.replace('_', '-')}", str(part).lower() if isinstance(part, bool) else str(part)]
+    return shlex.join(words)
 
 
 def _question(options: Any, log: Any) -> dict[str, Any]:
@@ -428,13 +440,7 @@ def _check_storable(log: Any, folder: Path | None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: enumerations by name, data classes as objects, numbers not finite as null.
-
-    Examples
-    --------
-    >>> plain({"share": 0.5, "bound": float("inf"), "pairs": (1, 2)})
-    {'share': 0.5, 'bound': None, 'pairs': [1, 2]}
-    """
+    """Return a value as JSON can hold it: enumerations by name, data classes as objects, numbers not finite as null."""
 
     def other(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -564,7 +570,7 @@ def _command(commands: Any, run: Callable[[Any], int], help: str, more: str = ""
     name, text = run.__name__, f"{help[0].upper()}{help[1:]}.\n{more}"
     parser = commands.add_parser(name, help=help, description=text, epilog=_epilog(name))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
     return parser.add_argument
 
 
@@ -582,8 +588,8 @@ def _add_log(add: Add) -> None:
     add("--terminated", **ends, help="rows that ended their episode; true: the last row of each, false: none")
     add("--truncated", **ends, help="rows at which only the record stops; true: the last row of each episode")
     add("--missing", choices=("error", "drop"), default="error", help="rows with missing values (default %(default)s)")
-    add("--bins", type=_count, metavar="N", help="make states of numbers: N bins a dimension, or N clusters")
-    add("--discretize", choices=("quantile", "uniform", "kmeans"), help="how (default quantile)")
+    add("--bins", type=_count, metavar="N", help="make states of numbers: N bins a dimension")
+    add("--discretize", choices=("quantile", "uniform"), help="how (default quantile)")
 
 
 def _add_question(add: Add, *, bounds: bool = False) -> None:
@@ -648,8 +654,7 @@ def _pair(text: str) -> tuple[str, float]:
 def _limit(text: str) -> tuple[str, float | str]:
     """A limit that is a number, or that of the log: ``reward>=log`` and ``falls<=log`` as in Python's `limits`."""
     by_log = re.fullmatch(r"(.+?)\s*([<>]=)\s*log", text)
-    if by_log:
-        return by_log[1], f"{by_log[2]} log"
-    if re.search(">=", text):
-        raise argparse.ArgumentTypeError(f"must be NAME=NUMBER; the only lower limit is reward>=log; got {text!r}")
-    return _pair(text.replace("<=", "=", 1))
+    if ">=" in text and (by_log is None or by_log[1] != "reward"):
+        what = "the only lower limit is reward>=log, and the reward is called so whatever its column"
+        raise argparse.ArgumentTypeError(f"{what}; got {text!r}")
+    return (by_log[1], f"{by_log[2]} log") if by_log else _pair(text.replace("<=", "=", 1))

@@ -23,7 +23,7 @@ from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.sources import read_log
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import Plan, plan
+from dpdl.models.estimate import Plan, plan
 from dpdl.report import write_report
 from dpdl.safety.answer import Answer
 from dpdl.safety.fit import check_model
@@ -177,17 +177,7 @@ def in_order(policy: ArrayLike, log: Dataset) -> Array:
 
 @dataclass(frozen=True)
 class Demo:
-    """Everything that the demo shows.
-
-    Attributes
-    ----------
-    log : Dataset
-    answer : Answer
-    truths : dict of str to Truth
-        The truth about each policy of the table.
-    kinds : dict of str to list of Truth
-        On this log and further ones: about plug-in optima and certified policies, where there are any.
-    """
+    """A log, its answer, the truth about each policy of the table, and about those of all logs by their kind."""
 
     log: Dataset
     answer: Answer
@@ -211,7 +201,7 @@ def run_demo(n_patients: int = 1000, n_logs: int = 12, seed: int = 0, say: Calla
     say(f"  {check_model(log, gamma=QUESTION['gamma']).message}\n")
     say("Which policy may be deployed?")
     answer = safe_policy(log, **QUESTION)
-    write_report(answer, REPORT, log=log, source=CSV, command="dpdl demo", overwrite=True)
+    write_report(answer, REPORT, log=log, source=CSV, command="dpdl demo", columns=COLUMNS, overwrite=True)
     say(f"  {answer.status.value.upper()}: {answer.message}\n")
     kinds = {OPTIMUM: truth_about(plan(log, **QUESTION), log), CERTIFIED: truth_about(answer, log)}
     truths = {"what the clinic does now": evaluate(_NOW)}

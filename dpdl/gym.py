@@ -12,11 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.acting import Policy
-from dpdl.policy import draw
 
-#: Environments whose steps are draws from their tables, and wrappers that change nothing but the length of episodes.
-_TABULAR = {"FrozenLakeEnv", "TaxiEnv", "CliffWalkingEnv"}
-_HARMLESS = {"TimeLimit", "OrderEnforcing", "PassiveEnvChecker"}
+#: (state, action, next state, reward, terminated) -> the cost, or several costs.
+Cost = Callable[[Any, Any, Any, float, bool], Any]
 
 
 @dataclass(frozen=True)
@@ -36,14 +34,11 @@ class Average:
     per_episode: float
     per_episode_error: float
 
-    @classmethod
-    def of(cls, discounted: Array, plain: Array) -> Average:
-        """Average the sums of episodes."""
-
-        def error(sums: Array) -> float:
-            return float(sums.std(ddof=1) / np.sqrt(len(sums))) if len(sums) > 1 else float("nan")
-
-        return cls(float(discounted.mean()), error(discounted), float(plain.mean()), error(plain))
+    def __str__(self) -> str:
+        return (
+            f"{self.value:.6g} +- {self.error:.2g} discounted, "
+            f"{self.per_episode:.6g} +- {self.per_episode_error:.2g} per episode"
+        )
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,6 @@ class Rollout:
         gamma^t/(1-gamma) times the largest reward or cost, for a limit of t steps.
     n_unknown : int
         Number of steps in states that the policy does not know, where `otherwise` was taken.
-    by_table : bool
-        Whether steps were drawn from the table of the environment instead of made by ``env.step``.
     """
 
     reward: Average
@@ -73,15 +66,9 @@ class Rollout:
     n_steps: int
     n_truncated: int
     n_unknown: int
-    by_table: bool
 
     def __str__(self) -> str:
-        named = [("reward", self.reward), *((f"cost {i}", one) for i, one in enumerate(self.costs))]
-        lines = [
-            f"{name}: {one.value:.6g} +- {one.error:.2g} discounted, "
-            f"{one.per_episode:.6g} +- {one.per_episode_error:.2g} per episode"
-            for name, one in named
-        ]
+        lines = [f"reward: {self.reward}", *(f"cost {i}: {cost}" for i, cost in enumerate(self.costs))]
         cut = f", {self.n_truncated:,} cut off by a time limit" if self.n_truncated else ""
         lines.append(f"{self.n_episodes:,} episodes, {self.n_steps:,} steps{cut}")
         if self.n_unknown:
@@ -100,11 +87,9 @@ def rollout(
     otherwise: Any = None,
     max_steps: int = 10_000,
 ) -> Rollout:
-    """Follow a policy in a Gymnasium environment.
+    """Follow a policy in a Gymnasium environment, which may have continuous observations if the policy discretises.
 
-    FrozenLake, Taxi and CliffWalking, if no wrapper changes more than the length of their episodes, are not stepped:
-    all episodes are drawn together from their tables, which has the same law and is much faster. Any other environment
-    is stepped by ``env.step``, and may have continuous observations if the policy has a discretizer.
+    Where an environment has a transition table, ``CMDP.from_gymnasium(env, ...).evaluate(policy)`` is exact.
 
     Parameters
     ----------
@@ -147,140 +132,42 @@ def rollout(
         raise TypeError(f"cost must be a function, a name in the infos or None, got {cost!r:.200}")
     acting = policy if isinstance(policy, Policy) else Policy(policy)
     generator = check.generator(rng)
-    limit = _time_limit(env)
-    if limit is None or isinstance(cost, str):
-        return _by_steps(env, acting, n, gamma, cost, generator, otherwise, max_steps)
-    return _by_table(env, acting, n, gamma, cost, generator, otherwise, min(limit, max_steps))
-
-
-def _time_limit(env: Any) -> int | None:
-    """The time limit of an environment that its table describes completely; None if it does not."""
-    limit = 2**63 - 1
-    while env is not env.unwrapped:
-        if type(env).__name__ not in _HARMLESS or not type(env).__module__.startswith("gymnasium.wrappers"):
-            return None
-        if type(env).__name__ == "TimeLimit":
-            limit = min(limit, env._max_episode_steps)
-        env = env.env
-    if type(env).__name__ not in _TABULAR or not type(env).__module__.startswith("gymnasium.envs.toy_text"):
-        return None
-    return None if env.render_mode == "human" or getattr(env, "fickle_passenger", False) else limit
-
-
-class _Sums:
-    """Sums over the episodes, with and without discount: the reward and the costs."""
-
-    def __init__(self, n_episodes: int, gamma: float) -> None:
-        self.gamma, self.plain, self.discounted = gamma, np.zeros((n_episodes, 1)), np.zeros((n_episodes, 1))
-        self.steps = self.truncated = self.unknown = 0
-
-    def add(self, episodes: Any, t: int, values: Array) -> None:
-        """Add rewards and costs of the steps at time t of some episodes, shape (n, 1 + I)."""
-        if self.steps == 0:
-            self.plain, self.discounted = np.zeros((2, len(self.plain), values.shape[-1]))
-        self.plain[episodes] += values
-        self.discounted[episodes] += self.gamma**t * values
-        self.steps += len(values)
-
-    def result(self, by_table: bool) -> Rollout:
-        first, *others = map(Average.of, self.discounted.T, self.plain.T)
-        return Rollout(
-            first, tuple(others), len(self.plain), self.steps, self.truncated, self.unknown, by_table
-        )  # fmt: skip
-
-
-def _by_table(
-    env: Any,
-    policy: Policy,
-    n: int,
-    gamma: float,
-    cost: Cost | None,
-    rng: np.random.Generator,
-    otherwise: Any,
-    max_steps: int,
-) -> Rollout:
-    """All episodes at once, by draws from the table of the environment."""
-    table = Table.of(env, cost)
-    probabilities, known = _in_the_environment(policy, table, otherwise)
-    actions, outcomes = probabilities.cumsum(axis=1), table.p.cumsum(axis=1)
-    values = np.concatenate([table.reward[:, :, None], table.costs], axis=2)
-    initial = initial_distribution(env)
-    assert initial is not None
-    sums, alive = _Sums(n, gamma), np.arange(n)
-    s = draw(initial.cumsum()[None], np.zeros(n, dtype=np.int64), rng)
-    for t in range(max_steps):
-        lost = ~known[s]
-        if lost.any():
-            if otherwise is None:
-                raise ValueError(f"the policy does not know state {s[lost][0]}, reached in step {t}; pass otherwise=")
-            sums.unknown += int(lost.sum())
-        pair = s * table.n_actions + draw(actions, s, rng)
-        k = draw(outcomes, pair, rng)
-        sums.add(alive, t, values[pair, k])
-        going_on = ~table.terminated[pair, k]
-        alive, s = alive[going_on], table.s_next[pair, k][going_on]
-        if len(alive) == 0:
-            break
-    sums.truncated = len(alive)
-    return sums.result(by_table=True)
-
-
-def _in_the_environment(policy: Policy, table: Table, otherwise: Any) -> tuple[Array, NDArray[np.bool_]]:
-    """Probabilities over the states and actions of the environment, and which states the policy knows."""
-    S, A = table.n_states, table.n_actions
-    probabilities, known = np.zeros((S, A)), np.zeros(S, dtype=bool)
-    if policy.labels is None:
-        check.check_shape("policy", policy.probabilities, (S, A))
-        return policy.probabilities, np.ones(S, dtype=bool)
-    states = check.indices("states of the policy", np.array(policy.labels.states), S, dtype=np.int64)
-    actions = check.indices("actions of the policy", np.array(policy.labels.actions), A, dtype=np.int64)
-    probabilities[states[:, None], actions] = policy.probabilities
-    known[states] = True
-    if otherwise is not None:
-        probabilities[~known, check.whole("otherwise", otherwise, at_most=A - 1)] = 1.0
-    return probabilities, known
-
-
-def _by_steps(
-    env: Any,
-    policy: Policy,
-    n: int,
-    gamma: float,
-    cost: Cost | str | None,
-    rng: np.random.Generator,
-    otherwise: Any,
-    max_steps: int,
-) -> Rollout:
-    """One episode after the other, by ``env.step``."""
-    sums = _Sums(n, gamma)
+    discounted, plain = [], []
+    n_steps = n_truncated = n_unknown = 0
+    observation, _ = env.reset(seed=int(generator.integers(2**31)))
     for episode in range(n):
-        seed = {"seed": int(rng.integers(2**31))} if episode == 0 else {}
-        observation, _ = env.reset(**seed)
+        if episode:
+            observation, _ = env.reset()
+        values = []
         for t in range(max_steps):
             try:
-                action = policy.act(observation, rng)
+                action = acting.act(observation, generator)
             except ValueError as error:
                 if otherwise is None:
                     raise ValueError(f"{error} (reached in step {t}); pass otherwise= for unknown states") from None
-                action, sums.unknown = otherwise, sums.unknown + 1
+                action, n_unknown = otherwise, n_unknown + 1
             after, reward, terminated, truncated, info = env.step(action)
-            costs: Array = np.empty(0)
             if isinstance(cost, str):
                 if cost not in info:
                     raise ValueError(f"the infos of the environment have no {cost!r}; they have {list(info)}")
                 costs = np.atleast_1d(check.numbers_array(f"info[{cost!r}]", info[cost]))
-            elif cost is not None:
-                costs = costs_of(cost, observation, action, after, float(reward), bool(terminated))
-            sums.add([episode], t, np.concatenate([[check.real("reward", reward)], costs])[None])
+            else:
+                costs = _costs(cost, observation, action, after, float(reward), bool(terminated))
+            values.append((check.real("reward", reward), *costs))
             observation = after
             if terminated or truncated:
                 break
-        sums.truncated += not terminated
-    return sums.result(by_table=False)
+        plain.append(np.sum(values, axis=0))
+        discounted.append(gamma ** np.arange(len(values)) @ np.array(values))
+        n_steps += len(values)
+        n_truncated += not terminated
+    first, *others = map(_average, np.transpose(discounted), np.transpose(plain))
+    return Rollout(first, tuple(others), n, n_steps, n_truncated, n_unknown)
 
 
-#: (state, action, next state, reward, terminated) -> the cost, or several costs.
-Cost = Callable[[Any, Any, Any, float, bool], Any]
+def _average(discounted: Array, plain: Array) -> Average:
+    errors = [float(sums.std(ddof=1) / np.sqrt(len(sums))) if len(sums) > 1 else np.nan for sums in (discounted, plain)]
+    return Average(float(discounted.mean()), errors[0], float(plain.mean()), errors[1])
 
 
 @dataclass(frozen=True)
@@ -318,27 +205,26 @@ class Table:
         for s in range(n_states):
             if len(table[s]) != n_actions:
                 raise ValueError(f"P[{s}] must have {n_actions} actions as P[0] has, got {len(table[s])}")
-        rows = [[_outcome(one, s, a) for one in table[s][a]] for s in range(n_states) for a in range(n_actions)]
-        K = max(map(len, rows))
-        p, reward = np.zeros((2, len(rows), K))
-        s_next, terminated = np.zeros((len(rows), K), dtype=np.int64), np.zeros((len(rows), K), dtype=bool)
-        costs: list[tuple[int, int, Array]] = []
-        for pair, row in enumerate(rows):
+        shape = (n_states * n_actions, max(len(row) for actions in table.values() for row in actions.values()))
+        p, reward = np.zeros((2, *shape))
+        s_next, terminated = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
+        costs = np.zeros((*shape, 0))
+        for pair in range(shape[0]):
             s, a = divmod(pair, n_actions)
-            where = f"P[{s}][{a}]"
-            for k, (probability, after, gain, ends) in enumerate(row):
-                p[pair, k] = check.real(f"{where}[{k}][0]", probability, at_least=0)
-                s_next[pair, k] = check.whole(f"{where}[{k}][1]", after, at_most=n_states - 1)
-                reward[pair, k], terminated[pair, k] = check.real(f"{where}[{k}][2]", gain), bool(ends)
-                if cost is not None:
-                    outcome = (s, a, int(s_next[pair, k]), float(reward[pair, k]), bool(ends))
-                    costs.append((pair, k, costs_of(cost, *outcome)))
-            check.distribution(where, p[pair], (K,))
-        n_costs = len(costs[0][2]) if costs else 0
-        found = np.zeros((len(rows), K, n_costs))
-        for pair, k, values in costs:
-            found[pair, k] = check.numbers_array("cost", values, shape=(n_costs,))
-        return cls(n_states, n_actions, p, s_next, reward, terminated, found)
+            for k, outcome in enumerate(table[s][a]):
+                where = f"P[{s}][{a}][{k}]"
+                if not isinstance(outcome, (tuple, list)) or len(outcome) != 4:
+                    raise ValueError(f"{where} must be (probability, next state, reward, end), got {outcome!r:.200}")
+                p[pair, k] = check.real(f"{where}[0]", outcome[0], at_least=0)
+                s_next[pair, k] = after = check.whole(f"{where}[1]", outcome[1], at_most=n_states - 1)
+                reward[pair, k] = gain = check.real(f"{where}[2]", outcome[2])
+                terminated[pair, k] = bool(outcome[3])
+                values = _costs(cost, s, a, after, gain, bool(outcome[3]))
+                if pair == k == 0:
+                    costs = np.zeros((*shape, len(values)))
+                costs[pair, k] = check.numbers_array("cost", values, shape=costs.shape[2:])
+            check.distribution(f"P[{s}][{a}]", p[pair], shape[1:])
+        return cls(n_states, n_actions, p, s_next, reward, terminated, costs)
 
 
 def initial_distribution(env: Any) -> Array | None:
@@ -347,15 +233,11 @@ def initial_distribution(env: Any) -> Array | None:
     return None if given is None else np.asarray(given, dtype=np.float64) / np.sum(given)
 
 
-def costs_of(cost: Cost, s: Any, a: Any, s_next: Any, reward: float, terminated: bool) -> Array:
+def _costs(cost: Cost | None, s: Any, a: Any, s_next: Any, reward: float, terminated: bool) -> Array:
     """The costs of a step as an array."""
+    if cost is None:
+        return np.empty(0)
     given = np.asarray(cost(s, a, s_next, reward, terminated))
     where = f"cost({s!r:.40}, {a!r:.40}, {s_next!r:.40}, {reward}, {terminated})"
     values = np.atleast_1d(given.astype(np.float64) if given.dtype.kind == "b" else given)
     return check.numbers_array(where, values, shape=(None,))
-
-
-def _outcome(outcome: Any, s: int, a: int) -> Any:
-    if not isinstance(outcome, (tuple, list)) or len(outcome) != 4:
-        raise ValueError(f"P[{s}][{a}] must hold (probability, next state, reward, terminated), got {outcome!r:.200}")
-    return outcome

@@ -55,18 +55,6 @@ def draw(cumulative: NDArray[np.float64], rows: NDArray[np.int64], generator: np
     return low
 
 
-def uniform(n_states: int, n_actions: int) -> NDArray[np.float64]:
-    """Policy that takes every action with the same probability.
-
-    Examples
-    --------
-    >>> uniform(1, 4)
-    array([[0.25, 0.25, 0.25, 0.25]])
-    """
-    n_actions = check.whole("n_actions", n_actions, at_least=1)
-    return np.full((check.whole("n_states", n_states, at_least=1), n_actions), 1 / n_actions)
-
-
 def choice_matrix(policy: NDArray[np.float64]) -> sp.csr_array:
     """The (S, S A) matrix that takes a distribution over states to that over pairs: Pi[s, (s, a)] = policy[s, a].
 

@@ -29,11 +29,11 @@ class Premise:
 
 def combined(premises_of_runs: Iterable[Iterable[Premise]]) -> dict[str, Premise]:
     """The premises of several runs by name: one that fails in any of them fails."""
-    found: dict[str, Premise] = {}
+    by_name: dict[str, Premise] = {}
     for premise in chain.from_iterable(premises_of_runs):
-        if premise.name not in found or (found[premise.name].holds and not premise.holds):
-            found[premise.name] = premise
-    return found
+        if premise.name not in by_name or (by_name[premise.name].holds and not premise.holds):
+            by_name[premise.name] = premise
+    return by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def guarantee(settings: Resolved, facts: Facts, n_steps: int) -> str | None:
     'probability at least 0.9, J(pi*) - J(policy) <= 1.095 (10.95 eps) and every J^u_i(policy) >= 0.'
     """
     eps = settings.eps
-    if eps is None or not facts.strict or not all(one.holds for one in premises(settings, facts, n_steps)):
+    if eps is None or not facts.strict or not all(each.holds for each in premises(settings, facts, n_steps)):
         return None
     if settings.mixing_time is None:
         theorem = f"Theorem 4.1 with c_o = {settings.c_o:g}"
@@ -174,16 +174,16 @@ def _premises_of_steps(problem: Problem, settings: Resolved, facts: Facts, n_ste
 def _premises_of_model(settings: Resolved, facts: Facts) -> list[Premise]:
     """Premises that no run can check: the caller vouches for them or they do not hold."""
     known = facts.known
-    found = [
+    vouched = [
         _vouched("psi >= C*", "psi" in known, f"psi = {settings.psi:.6g}"),
         _vouched("slater valid", "slater" in known, f"slater = {settings.slater:.6g}"),
     ]
     if settings.mixing_time is not None:
         bound, doubt = f"t_mix <= {settings.mixing_time:.6g}", "estimated from the same data with confidence "
         doubt = f"{doubt}{1 - settings.delta:g}" if facts.mixing_time_estimated else ""
-        found.append(_vouched("mixing time", "mixing_time" in known, bound, doubt))
-        found.append(Premise("delta below 1/2", settings.delta < 0.5, f"delta = {settings.delta:.6g}"))
-    return found
+        vouched.append(_vouched("mixing time", "mixing_time" in known, bound, doubt))
+        vouched.append(Premise("delta below 1/2", settings.delta < 0.5, f"delta = {settings.delta:.6g}"))
+    return vouched
 
 
 def _enough(name: str, have: int, need: int) -> Premise:

@@ -14,9 +14,9 @@ the largest absolute value in the log; it is 1 for rewards and utilities that ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 
 TOTAL, AVERAGE = "total", "average"
 LIMIT_ON = (TOTAL, AVERAGE)
@@ -33,7 +33,7 @@ ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Saved):
     """A discount and limits, with the scales that bring a log into the paper's form.
 
     Attributes
@@ -57,9 +57,11 @@ class Question:
     --------
     >>> log = Dataset([0, 0], [0, 1], [0, 0], [1, 0], costs={"wear": [2.0, 0.0]}, n_states=1, n_actions=2)
     >>> question = Question.of(log, gamma=0.9, limits={"wear": 0.5}, limit_on="average")
-    >>> question.pose(log).u.ravel().round(3).tolist(), question.costs([0.0]).tolist()
+    >>> log.posed(question).u.ravel().round(3).tolist(), question.costs([0.0]).tolist()
     ([-1.0, 0.333], [0.5])
     """
+
+    FORMAT: ClassVar[str] = "dpdl question"
 
     gamma: float
     names: tuple[str, ...]
@@ -95,15 +97,12 @@ class Question:
                 raise ValueError("limits are upper limits of costs, and the log has utilities u instead of costs")
             n = log.n_utilities
             scales = tuple(_largest(ranges[:, :, 1 + i], keep_small=True) for i in range(n))
-            return cls(
-                gamma, tuple(f"utility {i}" for i in range(n)), None, None, tuple(range(n)), reward_scale, scales
-            )
+            names = tuple(f"utility {i}" for i in range(n))
+            return cls(gamma, names, None, None, tuple(range(n)), reward_scale, scales)
         for name in chosen:
             if name not in log.cost_names:
-                hint = (
-                    check.suggestion(name, log.cost_names, "the costs of the log") if log.cost_names else "it has none"
-                )
-                raise ValueError(f"limits: the log has no cost {name!r}; {hint}")
+                known = check.suggestion(name, log.cost_names, "the costs of the log")
+                raise ValueError(f"limits: the log has no cost {name!r}; {known if log.cost_names else 'it has none'}")
         columns = tuple(log.cost_names.index(name) for name in chosen)
         bare = cls(gamma, tuple(chosen), tuple(chosen.values()), limit_on, columns, reward_scale, (1.0,) * len(chosen))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -115,21 +114,21 @@ class Question:
         return cls(gamma, bare.names, bare.limits, limit_on, columns, reward_scale, scales)
 
     @cached_property
-    def rate(self) -> Array:
-        """The limits spread over time: sum_t gamma^t rate is the limit on the discounted total; zeros for utilities."""
-        limits = np.array(self.limits or np.zeros(len(self.names)), dtype=np.float64)
-        return limits if self.limit_on == AVERAGE else limits * (1 - self.gamma)
-
-    @cached_property
-    def total(self) -> Array:
-        """The limits on the discounted totals; zeros for utilities."""
-        limits = np.array(self.limits or np.zeros(len(self.names)), dtype=np.float64)
-        return limits / (1 - self.gamma) if self.limit_on == AVERAGE else limits
-
-    @cached_property
     def share(self) -> Array:
-        """What the limits grant a row that goes on, and a row that ends its episode, (2, I)."""
-        return np.stack([self.rate, self.total])
+        """What the limits grant a row that goes on, and a row that ends its episode, (2, I); zeros for utilities."""
+        limits = np.array(self.limits or np.zeros(len(self.names)), dtype=np.float64)
+        average = self.limit_on == AVERAGE
+        return np.stack([limits, limits / (1 - self.gamma)] if average else [limits * (1 - self.gamma), limits])
+
+    @property
+    def rate(self) -> Array:
+        """The limits spread over time: sum_t gamma^t rate is the limit on the discounted total."""
+        return self.share[0]
+
+    @property
+    def total(self) -> Array:
+        """The limits on the discounted totals."""
+        return self.share[1]
 
     @cached_property
     def slope(self) -> Array:
@@ -145,26 +144,16 @@ class Question:
         """Return the paper's utilities (N, I) of the columns (N, K) of records."""
         return (columns[:, self.columns] - self.share[ended.astype(np.intp)]) * self.slope
 
-    def pose(self, log: Dataset) -> Dataset:
-        """Return a log in the paper's form under this question: `r` and `u` in [-1, 1] if the scales are the log's own.
-
-        A log that has this form already shares its records; of another the records are copied.
-        """
-        return log.posed(self)
-
     def reward(self, value: float) -> float:
         """Convert an expected discounted reward J to the caller's units."""
         return value * self.reward_scale
-
-    def utilities(self, values: ArrayLike) -> Array:
-        """Convert expected discounted utilities J^u to the caller's units; of costs, what is left of the limits."""
-        return np.asarray(values, dtype=np.float64) * np.array(self.scales, dtype=np.float64)
 
     def costs(self, values: ArrayLike) -> Array:
         """Convert J^u to costs, comparable with the limits."""
         if self.limits is None:
             raise ValueError("the log has utilities instead of costs with limits")
-        slack = self.utilities(values) * (1 - self.gamma if self.limit_on == AVERAGE else 1)
+        slack = np.asarray(values, dtype=np.float64) * np.array(self.scales, dtype=np.float64)
+        slack *= 1 - self.gamma if self.limit_on == AVERAGE else 1
         return np.array(self.limits, dtype=np.float64) - slack
 
     def one_sided(self, least: Array, most: Array) -> tuple[str, ...]:
@@ -179,7 +168,7 @@ class Question:
         notes = []
         for i, (low, high) in enumerate(zip(least, most, strict=True)):
             name = f"cost {self.names[i]!r}" if of_costs else f"u[:, {i}]"
-            low, high = (0.0 if abs(one) < ROUNDING else one for one in (low, high))
+            low, high = (0.0 if abs(value) < ROUNDING else value for value in (low, high))
             if low >= 0 and high > 0:
                 notes.append(f"{name} is never {above}, so no policy can break its constraint{hint}")
             elif high < 0:
@@ -187,18 +176,6 @@ class Question:
             elif high == 0 and low < 0:
                 notes.append(f"{name} is never {below}, so its constraint allows only rows where it is {zero}{hint}")
         return tuple(notes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Any) -> Question:
-        """Make a question of what `to_json` gave."""
-        names = ("names", "limits", "columns", "scales")
-        expect_names("question", content, {"gamma", "limit_on", "reward_scale", *names})
-        lists = {name: None if content[name] is None else tuple(content[name]) for name in names}
-        return cls(**{**content, **lists})
 
 
 def check_limits(limits: Any, limit_on: Any) -> tuple[dict[str, float], str | None]:
@@ -240,15 +217,11 @@ def pose(log: Dataset, gamma: float, limits: Mapping[str, float] | None = None, 
     check.instance("log", log, Dataset)
     asked = log.question
     if asked is None:
-        return Question.of(log, gamma, limits, limit_on).pose(log)
-    gamma = check.real("gamma", gamma, above=0, below=1)
+        return log.posed(Question.of(log, gamma, limits, limit_on))
     chosen, limit_on = check_limits(limits, limit_on)
-    same = not chosen or (tuple(chosen), tuple(chosen.values()), limit_on) == (
-        asked.names,
-        asked.limits,
-        asked.limit_on,
-    )
-    if gamma != asked.gamma or not same:
+    given = (tuple(chosen), tuple(chosen.values()), limit_on)
+    same = not chosen or given == (asked.names, asked.limits, asked.limit_on)
+    if check.real("gamma", gamma, above=0, below=1) != asked.gamma or not same:
         raise ValueError(f"the log was posed under another question, gamma = {asked.gamma}: pass the log itself")
     return log
 

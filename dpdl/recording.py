@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import Figure
+from dpdl.models.estimate import Figure
 from dpdl.result import Result
 
 

@@ -20,8 +20,7 @@ from dpdl.data.labels import Labels
 from dpdl.data.reference import Reference
 from dpdl.models import saddle
 from dpdl.models.cmdp import CMDP
-from dpdl.models.judgement import MOST_PAIRS, Judgement, judge
-from dpdl.models.plug_in import plug_in
+from dpdl.models.estimate import MOST_PAIRS, Judgement, judge, plug_in
 from dpdl.premises import Premise
 from dpdl.question import Question
 from dpdl.settings import Resolved
@@ -75,9 +74,8 @@ class SparseTable:
     def at(self, pairs: NDArray[np.int64]) -> Array:
         """Values at the given pairs (as s * n_actions + a)."""
         order = np.argsort(self.pairs, kind="stable")
-        position = np.minimum(np.searchsorted(self.pairs, pairs, sorter=order), len(order) - 1)
-        found = order[position]
-        return np.where(self.pairs[found] == pairs, self.values[found], self.elsewhere)
+        place = order[np.minimum(np.searchsorted(self.pairs, pairs, sorter=order), len(order) - 1)]
+        return np.where(self.pairs[place] == pairs, self.values[place], self.elsewhere)
 
     def dense(self, n_states: int, n_actions: int) -> Array:
         """The table over all pairs as an array."""
@@ -190,14 +188,14 @@ class Result:
         """How the run ended, and which constraints are estimated to be broken."""
         if self.evaluation is None:
             return f"{self.ending}; the policy was not judged"
-        return "; ".join([self.ending, *(one.shortfall() for one in self.evaluation.broken)])
+        return "; ".join([self.ending, *(estimate.shortfall() for estimate in self.evaluation.broken)])
 
     def __repr__(self) -> str:
         lines = [f"{self.status.name}{'' if self.success else ' (no success)'}: {self.message}"]
         if self.evaluation is not None:
             lines += ["", *self.evaluation.lines()]
         lines += ["", f"{self.n_steps:,} steps, psi = {self.settings.psi:g}, slater = {self.settings.slater:g}"]
-        held = sum(one.holds for one in self.premises)
+        held = sum(premise.holds for premise in self.premises)
         premises = f": {held} of the theorem's {len(self.premises)} premises hold" if self.premises else ""
         lines.append(
             f"guaranteed by the theorem: {self.guarantee}"

@@ -235,7 +235,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values by name."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(Settings)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
 
     def to_json(self) -> str:
         """Convert the stated settings to JSON; `from_json` returns an equal object, bit for bit."""
@@ -255,7 +255,7 @@ class Settings:
     @classmethod
     def of(cls, settings: Settings | None, keywords: dict[str, Any]) -> Settings:
         """Make settings from an object, from keywords, or from an object changed by keywords; unknown names raise."""
-        names = {one.name for one in dataclasses.fields(Settings)}
+        names = {field.name for field in dataclasses.fields(Settings)}
         for name in keywords:
             if name not in names:
                 raise TypeError(f"unknown setting {name!r}; {check.suggestion(name, names, 'settings')}")

@@ -25,7 +25,7 @@ WORLDS = {
 def make(name):
     """The environment, its cost and its limit; Taxi has different versions in different releases of Gymnasium."""
     spec, arguments, cost, limit = WORLDS[name]
-    versions = [spec] if "-" in spec else [one for one in gymnasium.registry if one.startswith(f"{spec}-v")]
+    versions = [spec] if "-" in spec else [key for key in gymnasium.registry if key.startswith(f"{spec}-v")]
     return gymnasium.make(max(versions), max_episode_steps=1000, **arguments), cost, limit
 
 
@@ -55,7 +55,7 @@ def main(name="FrozenLake", n_steps=50_000):
     if answer.policy is None:
         return answer, None
     # A state that the log never shows may come up here: take action 0 there, and count how often that was so.
-    real = dpdl.rollout(env, answer.policy, 10_000, cost=cost, gamma=GAMMA, rng=0, otherwise=0)
+    real = dpdl.rollout(env, answer.policy, 2_000, cost=cost, gamma=GAMMA, rng=0, otherwise=0)
     print(f"\nin the environment itself:\n{real}")
     return answer, real
 

@@ -812,7 +812,9 @@ cdef inline void prefetch(const Parts *p, const int64_t *records, const int32_t 
     """
     cdef const Head *h
     if k + 3 * STEPS_AHEAD < n:
-        dpdl_prefetch_read(head(p.model, records[k + 3 * STEPS_AHEAD]))
+        h = head(p.model, records[k + 3 * STEPS_AHEAD])
+        dpdl_prefetch_read(h)
+        dpdl_prefetch_read(<const char *> h + p.model.stride - 1)   # a record may lie in two cache lines
     if k + 2 * STEPS_AHEAD < n:
         h = head(p.model, records[k + 2 * STEPS_AHEAD])
         dpdl_prefetch(&p.lazy.member[h.pair])

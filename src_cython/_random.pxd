@@ -41,6 +41,7 @@ cdef extern from *:
 
 cdef enum:
     BLOCK = 4096        # draws made ahead of the steps that use them
+    CHUNK = 64          # draws between choosing columns of an alias table and reading them
 
 cdef enum Order:
     REPLACEMENT = 0     # independent draws: Theorem 4.1
@@ -76,17 +77,25 @@ cdef inline uint64_t bounded(bitgen_t *bits, uint64_t n) noexcept nogil:
     return high
 
 
-cdef inline int32_t next_of(Draws *d, const Column *table, int64_t n) noexcept nogil:
-    """A draw from an alias table of n columns."""
+cdef inline int32_t next_column(Draws *d, const Column *table, int64_t n, double *uniform) noexcept nogil:
+    """The first half of a draw from an alias table of n columns: a column, which is prefetched, and a uniform."""
     cdef int64_t k = <int64_t> bounded(d.bits, <uint64_t> n)
-    return table[k].state if d.bits.next_double(d.bits.state) < table[k].keep else table[k].other
+    dpdl_prefetch_read(&table[k])
+    uniform[0] = d.bits.next_double(d.bits.state)
+    return <int32_t> k
+
+
+cdef inline int32_t entry(const Column *column, double uniform) noexcept nogil:
+    """The second half of a draw from an alias table."""
+    return column.state if uniform < column.keep else column.other
 
 
 cdef inline int64_t next_record(Draws *d) noexcept nogil:
+    """The next record of a log of rows."""
     cdef int64_t k, j
     cdef int32_t chosen
     if d.order == REPLACEMENT:
-        return next_of(d, d.weights, d.n_records) if d.weights else <int64_t> bounded(d.bits, <uint64_t> d.n_records)
+        return <int64_t> bounded(d.bits, <uint64_t> d.n_records)
     k = d.position
     d.position = 0 if k + 1 == d.n_records else k + 1
     if d.order == TRAJECTORY:
@@ -100,13 +109,27 @@ cdef inline int64_t next_record(Draws *d) noexcept nogil:
     return chosen
 
 
-cdef inline int32_t next_initial(Draws *d) noexcept nogil:
-    return d.initial[0].state if d.n_initial == 1 else next_of(d, d.initial, d.n_initial)
-
-
 cdef inline void fill(Draws *d, int64_t *records, int32_t *initial, int64_t n) noexcept nogil:
-    """The draws of the next n steps."""
-    cdef int64_t k
-    for k in range(n):
-        records[k] = next_record(d)
-        initial[k] = next_initial(d)
+    """The draws of the next n steps.
+
+    Columns of alias tables are chosen a chunk at a time and then read: by then they are in the cache.
+    """
+    cdef int64_t k, done = 0, size
+    cdef double for_record[CHUNK]
+    cdef double for_initial[CHUNK]
+    while done < n:
+        size = min(<int64_t> CHUNK, n - done)
+        for k in range(size):
+            if d.weights != NULL:
+                records[k] = next_column(d, d.weights, d.n_records, &for_record[k])
+            else:
+                records[k] = next_record(d)
+            if d.n_initial > 1:
+                initial[k] = next_column(d, d.initial, d.n_initial, &for_initial[k])
+        for k in range(size):
+            if d.weights != NULL:
+                records[k] = entry(&d.weights[records[k]], for_record[k])
+            initial[k] = entry(&d.initial[initial[k]], for_initial[k]) if d.n_initial > 1 else d.initial[0].state
+        records += size
+        initial += size
+        done += size

@@ -1,6 +1,6 @@
 """CMDPs of a few states solved in rational arithmetic, without any of the library's mathematics.
 
-The probability of staying in a state is what the others leave to one, as in `dpdl.exact.evaluate`; the model's numbers
+The probability of staying in a state is what the others leave to one, as in `dpdl.CMDP.evaluate`; the model's numbers
 are taken for what they are, and everything from there on is exact.
 """
 

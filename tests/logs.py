@@ -7,8 +7,7 @@ from hashlib import sha256
 import numpy as np
 
 from dpdl import Dataset, read_log
-from dpdl.models.judgement import judge
-from dpdl.models.plug_in import plug_in
+from dpdl.models.estimate import judge, plug_in
 from dpdl.question import pose
 
 KINDS = ("independent", "trajectory", "trajectories")

@@ -50,7 +50,7 @@ def made(**given):
 #: Functions, and their arguments that are no arrays. A path that nobody reads is missing.
 CALLS = {
     "Dataset": (made, SIZES),
-    "Dataset.open": (Dataset.open, {"path": "missing", "mmap": True, "verify": True}),
+    "Dataset.open": (Dataset.open, {"path": "missing"}),
     "Dataset.save": (LOG.save, {"path": "missing/log", "overwrite": False}),
     "CMDP.solve": (MODEL.solve, {"kappa": 0.0}),
     "CMDP.sample": (lambda **given: MODEL.sample(mu=np.full((4, 3), 1 / 12), **given), {"n": 3, "rng": 0}),

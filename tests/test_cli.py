@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -103,9 +104,12 @@ def test_each_command_has_help_with_examples(run, command):
         (["solve", "log", "--gamma", "0.9", "--limits", "icu"], "must be NAME=NUMBER, got 'icu'"),
         (["solve", "log", "--gamma", "0.9", "--limits", "icu=much"], "must be NAME=NUMBER"),
         (["solve", "log", "--gamma", "0.9", "--limits", "=1"], "must be NAME=NUMBER"),
+        (["solve", "log", "--gamma", "0.9", "--limits", "gain>=log"], "only lower limit is reward>=log"),
+        (["solve", "log", "--gamma", "0.9", "--limits", "reward>=9"], "only lower limit is reward>=log"),
         (["solve", "log", "--gamma", "0.9", "--time-limit", "0"], "positive number of seconds"),
         (["solve", "log", "--gamma", "0.9", "--limit-on", "both"], "invalid choice"),
         (["learn", "log", "--gamma", "0.9", "--order", "odd"], "invalid choice"),
+        (["learn", "log", "--gamma", "0.9", "--adaptive", "--strict"], "--strict is about Algorithm 1; --adaptive"),
         (["demo", "--patients", "0"], "positive whole number, got 0"),
         (["demo", "--patients", "1.5"], "positive whole number, got 1.5"),
         (["demo", "--seed", "-1"], "at least 0"),
@@ -164,18 +168,22 @@ def test_inspect_shows_the_columns_of_a_table(run):
     assert lines["day"][1] == "number"
     assert lines["day"][4:6] == ["0", "to"]
     assert "--state COLUMN" in out
-    found = json.loads(run("inspect", "clinic.csv", "--json")[1])
-    assert found["columns"]["drug"]["distinct"] == 4
-    assert found["rows"] == len(Path("clinic.csv").read_text().splitlines()) - 1
+    content = json.loads(run("inspect", "clinic.csv", "--json")[1])
+    assert content["columns"]["drug"]["distinct"] == 4
+    assert content["rows"] == len(Path("clinic.csv").read_text().splitlines()) - 1
 
 
 def test_inspect_shows_the_log_that_the_columns_make(run):
     code, out, _ = run("inspect", "clinic.csv", *ROLES, *EPISODES, "--costs", "side effects", "--json")
-    found = json.loads(out)
-    assert (code, found["states"], found["actions"], found["episodes"], found["ended"]) == (0, 5, 4, 600, 600)
-    low, mean, high = found["per row"]["side effects"]
+    facts = json.loads(out)
+    sizes = [facts["coverage"][name] for name in ("n_states", "n_actions", "n_episodes")]
+    assert (code, sizes, facts["ended"]) == (0, [5, 4, 600], 600)
+    low, mean, high = facts["per row"]["side effects"]
     assert low == 0 < mean < high
-    assert "side effects" in run("inspect", "clinic.csv", *ROLES, *EPISODES, "--costs", "side effects")[1]
+    shown = run("inspect", "clinic.csv", *ROLES, *EPISODES, "--costs", "side effects")[1].splitlines()
+    assert shown[1:4] == ["600 of 600 episodes ended", "", "Reward and costs"]
+    assert any(line.startswith("Coverage: ") for line in shown)
+    assert any(line.startswith("side effects ") for line in shown)
     dpdl.read_log("clinic.csv", **COLUMNS).save("log")
     assert "5 states, 4 actions" in run("inspect", "log")[1]
 
@@ -207,13 +215,15 @@ def test_solve_writes_a_certified_policy_an_answer_and_a_report(run):
     assert Policy.load("answer/policy.json").act("intensive care", rng=0) in ("none", "low", "medium", "high")
     report = Path("answer/report.html").read_text()
     assert "dpdl solve clinic.csv" in report
+    assert "a high reward (column gain)" in report
+    assert "costs: side effects, icu days" in report
     # The same policy is certified on another log of the clinic, and not under limits that it breaks.
     write_csv(record(2000, np.random.default_rng(1)), "fresh.csv")
     loose = ["--limits", "side effects=2", "icu days=1", "--limit-on", "total"]
     code, out, _ = run("certify", "answer/policy.json", "fresh.csv", *TABLE, *loose, "--json")
-    found = json.loads(out)
-    assert (code, found["status"]) == (0, "CERTIFIED")
-    effects = found["certificate"]["constraints"][0]
+    content = json.loads(out)
+    assert (code, content["status"]) == (0, "CERTIFIED")
+    effects = content["certificate"]["constraints"][0]
     assert effects["name"] == "side effects"
     assert effects["estimate"] < effects["bound"] <= 2
     tight = ["--limits", "side effects=0.1", "--limit-on", "total"]
@@ -239,9 +249,9 @@ def test_the_old_answer_stays_until_the_new_one_is_complete(run, monkeypatch):
     assert {name: Path("answer", name).read_bytes() for name in names("answer")} == before
     # What is infeasible takes the old policy away, with the new answer in its place.
     code, out, _ = run(*solve, "c=0.001", "--overwrite", "--json")
-    found = json.loads(out)
-    assert (code, found["status"]) == (3, "INFEASIBLE")
-    assert "policy" not in found["files"]
+    content = json.loads(out)
+    assert (code, content["status"]) == (3, "INFEASIBLE")
+    assert "policy" not in content["files"]
     assert names("answer") == ["answer.json", "report.html"]
     assert [entry.name for entry in Path().iterdir() if entry.name.startswith(".")] == []
 
@@ -317,10 +327,10 @@ def test_learn_writes_policy_result_and_picture(run):
     code, _, err = run("learn", "log", *RUN, "-o", "run")
     assert (code in (0, 4), err) == (True, "")
     assert names("run") == ["convergence.png", "policy.json", "result.json"]
-    found = json.loads(Path("run/result.json").read_text())
-    assert found["status"] == "COMPLETED"
-    assert (code == 0) is found["success"]
-    assert found["evaluation"]["constraints"][0]["name"] == "c"
+    content = json.loads(Path("run/result.json").read_text())
+    assert content["status"] == "COMPLETED"
+    assert (code == 0) is content["success"]
+    assert content["evaluation"]["constraints"][0]["name"] == "c"
 
 
 def test_a_run_stops_goes_on_and_is_the_run_that_never_stopped(run):
@@ -332,6 +342,19 @@ def test_a_run_stops_goes_on_and_is_the_run_that_never_stopped(run):
     run("learn", "log", *RUN, "-o", "whole")
     first, second = (Policy.load(f"{name}/policy.json").probabilities for name in ("resumed", "whole"))
     assert (first == second).all()
+
+
+def test_the_command_that_goes_on_names_the_columns_again(run):
+    """A CSV does not know its columns, and costs were named by --limits, which resume does not have."""
+    options = ["--start", "0", "--step-limit", "100", "--checkpoint", "run.ckpt"]
+    code, out, _ = run("learn", "toy.csv", *TOY_ROLES[:-2], *RUN, *options)
+    assert code == 6
+    hint = out[out.index("dpdl resume") :]
+    _, *arguments = shlex.split(hint)
+    assert arguments[:3] == ["resume", "run.ckpt", "toy.csv"]
+    assert arguments[-2:] == ["--costs", "c"]
+    code, out, _ = run(*arguments, "--json")
+    assert (code in (0, 4), json.loads(out)["n_steps"]) == (True, 50_000)
 
 
 # Ctrl-C, closed pipes, full disks, hostile labels.
@@ -370,11 +393,11 @@ def test_ctrl_c_while_solving_gives_the_best_answer_so_far(run, monkeypatch):
 
     monkeypatch.setattr(Proposer, "run", interrupted)
     code, out, _ = run("solve", "toy.csv", *TOY_ROLES, *TOY_LIMITS, "c=1.7", "-o", "answer", "--json")
-    found = json.loads(out)
+    content = json.loads(out)
     assert code == 130
-    assert len(found["candidates"]) == 2
-    assert any("interrupted" in note for note in found["notes"])
-    assert Path("answer/policy.json").exists() == (found["status"] == "CERTIFIED")
+    assert content["n_tested"] == 2
+    assert "interrupted" in content["message"]
+    assert Path("answer/policy.json").exists() == (content["status"] == "CERTIFIED")
 
 
 @POSIX
@@ -443,7 +466,12 @@ def test_labels_send_no_escapes_to_the_terminal(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["solve", "nowhere.csv", "--gamma", "0.9"], "nowhere.csv"),
+        (["solve", "nowhere.csv", "--gamma", "0.9"], "there is no file nowhere.csv"),
+        (["inspect", "nowhere.csv", "--state", "s"], "there is no file nowhere.csv"),
+        (["inspect", "nowhere"], "there is no file nowhere"),
+        (["inspect", "empty"], "empty: the folder has no CSV or Parquet files"),
+        (["check", "empty", *TABLE], "empty: the folder has no CSV or Parquet files"),
+        (["resume", "nowhere.ckpt", "toy.csv", *TOY_ROLES[:-2]], "nowhere.ckpt"),
         (["solve", "clinic.csv", "--gamma", "0.9"], "--state"),
         (["solve", "clinic.csv", *TABLE, *LIMITS[:3]], "limits need --limit-on"),
         (["solve", "clinic.csv", *TABLE, *LIMITS, "--limits", "icu days=2"], "--limits names a cost twice"),
@@ -451,8 +479,10 @@ def test_labels_send_no_escapes_to_the_terminal(run):
         (["solve", "clinic.csv", *ROLES, "--gamma", "0.9", "--episode", "patient"], "--terminated"),
         (["solve", "clinic.csv", *TABLE, "--limits", "icu dys=1", "--limit-on", "total"], "icu days"),
         (["solve", "clinic.csv", *TABLE, *LIMITS, "-o", "toy.csv"], "is a file, and --out must be a folder"),
-        (["solve", "clinic.csv", *TABLE, *LIMITS, "--discretize", "kmeans"], "--discretize needs --bins"),
+        (["solve", "clinic.csv", *TABLE, *LIMITS, "--discretize", "uniform"], "--discretize needs --bins"),
         (["learn", "clinic.csv", *TABLE, *LIMITS, "--psi", "0.5"], "psi"),
+        (["learn", "clinic.csv", *TABLE, *LIMITS, "--mixing-time", "3"], "use --order 'trajectory' or 'once'"),
+        (["learn", "clinic.csv", *TABLE, *LIMITS, "--strict", "--psi", "2"], "error: --strict needs slater"),
         (["resume", "toy.csv", "toy.csv", *TOY_ROLES[:-2]], "toy.csv"),
         (["certify", "toy.csv", "toy.csv", *TOY_ROLES], "toy.csv"),
         (["certify", "nowhere.json", "toy.csv", *TOY_ROLES], "nowhere.json"),
@@ -461,6 +491,7 @@ def test_labels_send_no_escapes_to_the_terminal(run):
 )
 def test_errors_are_one_line(run, arguments, message):
     Path("policy.txt").write_text("x")
+    Path("empty").mkdir()
     code, out, err = run(*arguments)
     assert (code, out) == (1, "")
     assert err.startswith("dpdl: error: ")
@@ -502,8 +533,8 @@ def test_what_nobody_foresaw_is_one_line_too(run, monkeypatch):
 
 
 def test_json_is_valid_whatever_the_numbers():
-    found = cli.plain({"a": float("nan"), "b": [np.float64(1.5), np.array([1, 2])], "c": {1: dpdl.Status.COMPLETED}})
-    assert json.loads(json.dumps(found, allow_nan=False)) == {"a": None, "b": [1.5, [1, 2]], "c": {"1": "COMPLETED"}}
+    content = cli.plain({"a": float("nan"), "b": [np.float64(1.5), np.array([1, 2])], "c": {1: dpdl.Status.COMPLETED}})
+    assert json.loads(json.dumps(content, allow_nan=False)) == {"a": None, "b": [1.5, [1, 2]], "c": {"1": "COMPLETED"}}
 
 
 def test_the_question_of_the_examples_is_that_of_the_demo():

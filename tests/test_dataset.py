@@ -8,7 +8,8 @@ import pytest
 from dpdl import _validation as check
 from dpdl import exact, learn, verify
 from dpdl.data import packing
-from dpdl.data.dataset import Dataset, record_dtype
+from dpdl.data.dataset import Dataset
+from dpdl.data.packing import record_dtype
 from dpdl.data.reference import estimate_reference
 from problems import random_log
 
@@ -183,7 +184,6 @@ def test_a_slice_is_in_every_use_the_log_of_those_rows(part, chunk, monkeypatch)
     for name in ("pairs", "pair_counts", "pair"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(own, name))
     assert repr(cut) == repr(own)
-    assert cut.fingerprint == own.fingerprint
     np.testing.assert_array_equal(cut.table[cut.table_counts > 0], cut.pairs)
     references = [estimate_reference(log, 1e-3) for log in (cut, own)]
     np.testing.assert_array_equal(references[0].mu_hat, references[1].mu_hat)

@@ -1,4 +1,4 @@
-"""Discretizers: what bins and clusters are, on any finite numbers, and that files give back the same states."""
+"""Discretizers: what bins are, on any finite numbers, and that files give back the same states."""
 
 import copy
 import json
@@ -78,36 +78,6 @@ def test_many_dimensions_do_not_overflow():
     assert len(set(cells.states(data).tolist())) == 200
 
 
-def test_k_means_finds_clusters_that_are_apart():
-    rng = np.random.default_rng(0)
-    centres = np.array([[0.0, 0.0], [5.0, 1000.0], [10.0, 0.0], [0.0, 2000.0]])
-    member = rng.integers(0, 4, 500)
-    data = centres[member] + rng.normal(size=(500, 2)) * [0.1, 20.0]
-    cells = Discretizer.fit(data, "kmeans", clusters=4)
-    states = cells.states(data)
-    assert len(set(zip(states.tolist(), member.tolist(), strict=True))) == 4
-    # A fixed point of Lloyd's method: centres are means, and every point is with its nearest centre.
-    scaled = data / data.std(axis=0)
-    for k in range(4):
-        assert cells.points[k] == pytest.approx(scaled[states == k].mean(axis=0), rel=1e-12)
-    distances = ((scaled[:, None] - cells.points) ** 2).sum(axis=2)
-    assert states.tolist() == distances.argmin(axis=1).tolist()
-    assert Discretizer.fit(data, "kmeans", clusters=4) == cells  # the same in every call
-    again = Discretizer.from_json(json.loads(json.dumps(cells.to_json())))
-    assert again == cells
-    assert again.states(data).tolist() == states.tolist()
-
-
-def test_k_means_on_few_or_equal_or_huge_points():
-    assert Discretizer.fit([[1.0], [1.0], [2.0]], "kmeans", clusters=9).n_states == 2
-    assert Discretizer.fit(np.ones((4, 3)), "kmeans", clusters=2).n_states == 1
-    huge = Discretizer.fit([[1e308, 1e-308], [-1e308, 0.0]], "kmeans", clusters=2)
-    assert huge.states([[9e307, 1e-308], [-9e307, 0.0]]).tolist() == [1, 0]
-    tiny = Discretizer.fit([[0.0], [1e-200]], "kmeans", clusters=2)
-    with pytest.raises(ValueError, match="too far from zero for its scale"):
-        tiny.states([1.0])
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
@@ -116,7 +86,7 @@ def test_k_means_on_few_or_equal_or_huge_points():
         ((np.zeros((2, 2, 2)), "quantile", 2), ValueError, r"observations must have shape \(any, any\)"),
         (([1.0], "median", 2), ValueError, "method must be one of"),
         (([1.0], "quantile", None), TypeError, "needs bins="),
-        (([1.0], "kmeans", 2), TypeError, "needs clusters=, and not bins="),
+        (([1.0], "kmeans", 2), ValueError, "method must be one of 'quantile', 'uniform'"),
         (([1.0], "quantile", 0), ValueError, r"bins\[0\] must be between 1 and"),
         (([1.0], "quantile", [2, 2]), ValueError, "bins must be a number or 1 numbers, got 2"),
         (([1.0], "uniform", 2.5), ValueError, r"bins\[0\] must be a whole number"),

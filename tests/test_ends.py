@@ -101,10 +101,9 @@ def test_a_limit_on_a_total_holds_over_episodes_that_end():
         assert (episode >= 0) == (c[0] + gamma * c[1] <= limit)
 
 
-@pytest.mark.parametrize("mmap", [True, False])
-def test_folders_carry_ends(log, tmp_path, mmap):
+def test_folders_carry_ends(log, tmp_path):
     log.save(tmp_path / "log")
-    again = Dataset.open(tmp_path / "log", mmap=mmap)
+    again = Dataset.open(tmp_path / "log")
     assert_same(again, log)
     np.testing.assert_array_equal(again.terminated, log.terminated)
     assert log.n_ended > 300

@@ -11,8 +11,7 @@ import hard_instances
 from dpdl import exact
 from dpdl.data.dataset import Dataset
 from dpdl.instances import garnet
-from dpdl.models import evaluation, highs
-from dpdl.models import linear_programs as programs
+from dpdl.models import evaluation, highs, programs
 from dpdl.models.cmdp import CMDP
 from problems import one_state, random_policy
 
@@ -170,7 +169,7 @@ def test_solutions_lie_in_the_deviation_region():
         assert best.status == "optimal"
         assert best.reward <= free + 1e-7
         assert ratios.max() <= 1 + 1e-6
-        assert ratios.sum() <= programs.sparsity(cmdp) * (1 + 1e-6)
+        assert ratios.sum() <= programs.sparsity(cmdp.rows) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -403,5 +402,5 @@ def test_concurrent_questions_get_their_own_plug_in_models(monkeypatch):
         def __setitem__(self, log, entry):
             super().__setitem__(log, ((0.9, other.rho0.tobytes()), other))
 
-    monkeypatch.setattr("dpdl.models.plug_in._LAST", Shared())
+    monkeypatch.setattr("dpdl.models.estimate._LAST", Shared())
     assert [exact.plug_in(log, gamma, [0.25] * 4).gamma for gamma in (0.5, 0.9, 0.6)] == [0.5, 0.9, 0.6]

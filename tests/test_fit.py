@@ -47,8 +47,8 @@ def again(log, **changes):
     return Dataset(**columns | changes)
 
 
-def by_name(found, policy="log"):
-    return {(test.signal, test.history): test for test in found.tests if test.policy == policy}
+def by_name(found, policy="log", step=False):
+    return {(test.signal, test.history): test for test in found.tests if (test.policy, test.step) == (policy, step)}
 
 
 # The statistic.
@@ -60,11 +60,12 @@ def test_the_statistic_is_the_sum_over_rows_of_different_episodes(weighted):
     rows = steps(log)
     half = both_halves(rows, units(rows), GAMMA)[1]
     if weighted:
-        half = half.of_policy(policy.ravel()[rows.pairs])
+        half = half.with_values(policy.ravel()[rows.pairs], GAMMA)
         assert np.ptp(half.model.weight) > 0.1
     rng = np.random.default_rng(1)
     y, h = rng.normal(size=(2, len(half.mine)))
-    T, own = half.statistic(half.centred(y), half.centred(h))
+    T, own, variance = half.statistic(half.centred(y), half.centred(h))
+    by_model = 0.0
     expected, by_unit = 0.0, np.zeros(len(own))
     pair, unit = rows.pair[half.mine], units(rows)[half.mine] // 2
     for k in np.unique(pair):
@@ -73,19 +74,57 @@ def test_the_statistic_is_the_sum_over_rows_of_different_episodes(weighted):
         products = {(i, j): w * (y[i] - y[j]) * (h[i] - h[j]) for i, j in combinations(at, 2) if unit[i] != unit[j]}
         total = sum(products.values())
         expected += total
+        if len(np.unique(unit[at])) > 1:
+            by_model += half.model.weight[k] ** 2 * np.var(y[at], ddof=1) * np.var(h[at]) * len(at)
         for e in np.unique(unit[at]):
             m = (unit[at] == e).sum()
             if m < len(at):
                 mine = sum(value for (i, j), value in products.items() if e in (unit[i], unit[j]))
                 by_unit[e] += (mine - total * m / len(at)) * np.sqrt(len(at) / (len(at) - m))
     np.testing.assert_allclose(T, expected, rtol=1e-9)
+    np.testing.assert_allclose(variance, by_model, rtol=1e-9)
     np.testing.assert_allclose(own, by_unit, rtol=1e-9, atol=1e-12)
+
+
+def test_the_next_state_is_tested_as_the_sum_over_its_indicators():
+    """For each state, an indicator and what the other half shows of it after the same two pairs are a y and an h."""
+    log, policy = drawn("lumped", 12)
+    rows = steps(log)
+    before = np.append(-1, rows.pair[:-1])
+    before[rows.starts] = -1
+    for half in both_halves(rows, units(rows), GAMMA):
+        half = half.with_values(policy.ravel()[rows.pairs], GAMMA)
+        shown = {}
+        for i in half.rest:
+            shown.setdefault((before[i], rows.pair[i]), []).append(rows.next_state[i])
+        T, own, variance = 0.0, 0.0, 0.0
+        h_of, pair = [], rows.pair[half.mine]
+        for s in range(-1, rows.n_states + 1):
+            y = (rows.next_state[half.mine] == s).astype(float)
+            seen = (shown.get((before[i], rows.pair[i]), []) for i in half.mine)
+            h = np.array([states.count(s) / (len(states) + 5) for states in seen])
+            parts = half.statistic(half.centred(y), half.centred(h))
+            T, own = T + parts[0], own + parts[1]
+            h_of.append(half.centred(h).rest)
+        outcome, d = rows.next_state[half.mine], np.array(h_of).T
+        for k in np.unique(pair):
+            at = np.flatnonzero(pair == k)
+            p = np.bincount(outcome[at] + 1, minlength=rows.n_states + 2) / len(at)
+            if len(np.unique(units(rows)[half.mine][at])) > 1:
+                covariance = np.diag(p) - np.outer(p, p)
+                factor = half.model.weight[k] ** 2 * len(at) / (len(at) - 1)
+                variance += factor * np.einsum("ni,ij,nj", d[at], covariance, d[at])
+        found = half.between_units(*half.next_state, half.next_state_variance)
+        np.testing.assert_allclose(found[2], variance, rtol=1e-9)
+        assert abs(T) > 0.01
+        np.testing.assert_allclose(found[0], T, rtol=1e-9)
+        np.testing.assert_allclose(found[1], own, rtol=1e-9, atol=1e-12)
 
 
 def test_histories_know_nothing_of_the_row_itself_or_of_later_ones():
     log, _ = drawn("none", 12)
     changed = int(np.flatnonzero(steps(log).time >= 3)[20])
-    rows = [steps(each) for each in (log, again(log, r=log.r + (np.arange(len(log)) >= changed)))]
+    rows = [steps(each) for each in (log, again(log, r=np.append(log.r[:changed], log.r[changed:][::-1])))]
     which = int(rows[0].episode[changed]) % 2
     halves = [both_halves(each, units(each), GAMMA)[which] for each in rows]
     before = (halves[0].mine <= changed) & (rows[0].episode[halves[0].mine] == rows[0].episode[changed])
@@ -97,6 +136,36 @@ def test_histories_know_nothing_of_the_row_itself_or_of_later_ones():
         np.testing.assert_allclose(first[name][before], second[name][before], atol=1e-12)
     for name in ("time", "discount", "actions so far"):
         np.testing.assert_array_equal(first[name][before], second[name][before])
+
+
+@pytest.mark.parametrize("n_states", [3, 10])
+def test_rare_events_are_no_misfit(n_states):
+    """Where costs and slips are rare and hardly ever coincide, squares by episode are far below the variance."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        log, gamma, policy = worlds.World(n_states, "none", rng, slips=0.005).drawn(1000, rng)
+        result = check_model(log, gamma=gamma, policy=policy)
+        assert result.tests
+        assert not result.rejected, result
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-160, 1e160, 1e300])
+def test_no_unit_is_too_large_or_too_small(unit):
+    log, _ = drawn("type", 100)
+    result, scaled = (check_model(each, gamma=GAMMA) for each in (log, again(log, r=unit * log.r)))
+    assert result.rejected
+    np.testing.assert_allclose([test.z for test in scaled.tests], [test.z for test in result.tests], atol=1e-6)
+    json.dumps(scaled.to_json(), allow_nan=False)
+
+
+def test_what_cannot_be_compared_is_not_tested():
+    n = 300
+    alone = Dataset(np.zeros(n), np.arange(n) % 2, np.zeros(n), np.random.default_rng(0).random(n), n_states=1,
+                    n_actions=2, terminated=np.ones(n, bool), truncated=np.zeros(n, bool))  # fmt: skip
+    assert check_model(alone, gamma=GAMMA).status == "not tested"
+    short, _ = drawn("type", 8)
+    assert len(short) < 200
+    assert check_model(short, gamma=GAMMA).status == "not tested"
 
 
 def test_units_of_reward_and_cost_do_not_matter():
@@ -123,7 +192,7 @@ def test_what_the_pair_decides_is_not_tested():
     s, last = np.arange(n) % 4, np.arange(n) % 4 == 3
     log = Dataset(s, 0 * s, (s + 1) % 4, s, n_states=4, n_actions=1, terminated=last, truncated=0 * last.astype(bool))
     found = check_model(log, gamma=0.9)
-    assert (found.status, found.tests) == ("fits", ())
+    assert (found.status, found.tests) == ("not tested", ())
 
 
 # False alarms and power; bench/fit.py counts them on many more logs.
@@ -139,21 +208,28 @@ def test_logs_of_decision_processes_pass(n_states, episodes, logs):
     found = [check_model(log, gamma=GAMMA, policy=policy) for log, policy in cases]
     assert sum(each.rejected for each in found) <= max(1, logs // 25)
     z = np.array([[test.z for test in each.tests] for each in found])
-    assert z.shape == (logs, 24)
+    assert z.shape == (logs, 12 + 1 + 12 + 1 + 12 - 6)  # the reward of a step is that of its pair
     assert 0.7 < z.std() < 1.15
     assert abs(z.mean(axis=0)).max() < 4 / np.sqrt(logs)
 
 
 @pytest.mark.parametrize(("kind", "n", "history"), [
     ("clock", 100, "time"), ("type", 300, "episode so far"), ("confounder", 300, "episode so far"),
-    ("lumped", 1000, "previous pair")])  # fmt: skip
+    ("lumped", 200, "previous pair")])  # fmt: skip
 def test_what_a_log_lacks_is_found_and_named(kind, n, history):
-    log, policy = drawn(kind, n)
-    found = check_model(log, gamma=GAMMA, policy=policy)
-    assert found.rejected
-    assert max(found.tests, key=lambda test: abs(test.z)).history == history
-    assert found.advice[0].startswith(f"{history}: ")
-    assert history in found.message
+    """Every log is rejected and its history among the advice; it comes first in most."""
+    first = 0
+    for seed in range(5):
+        log, policy = drawn(kind, n, seed)
+        found = check_model(log, gamma=GAMMA, policy=policy)
+        worst = max(found.tests, key=lambda test: abs(test.z))
+        assert found.rejected
+        assert abs(worst.z) > found.threshold
+        assert any(line.startswith(f"{history}: ") for line in found.advice)
+        assert found.advice[0].startswith(f"{worst.history}: ")
+        assert worst.history in found.message
+        first += worst.history == history
+    assert first >= 3
 
 
 def test_the_advice_helps():
@@ -188,9 +264,9 @@ def test_a_policy_is_tested_where_it_goes():
     log = Dataset(s, a, s_next, r, n_states=3, n_actions=2, terminated=0 * last.astype(bool), truncated=last)
     found = check_model(log, gamma=0.9, policy=[[1, 0], [1, 0], [1, 0]])
     assert by_name(found)["reward", "episode so far"].rejected
-    assert not any(test.rejected for test in by_name(found, "given").values())
+    assert not any(test.rejected for test in by_name(found, "in question").values())
     assert any(test.rejected for test in check_model(log, gamma=0.9, policy=[[0, 1], [1, 0], [1, 0]]).tests
-               if test.policy == "given")  # fmt: skip
+               if test.policy == "in question")  # fmt: skip
 
 
 def test_one_long_trajectory_is_tested_in_pieces():
@@ -206,8 +282,8 @@ def test_one_long_trajectory_is_tested_in_pieces():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "n", "least"), [("clock", 100, 20), ("type", 500, 20), ("confounder", 500, 20),
-                                                  ("lumped", 500, 18), ("none", 500, 0)])  # fmt: skip
+@pytest.mark.parametrize(("kind", "n", "least"), [("clock", 100, 20), ("type", 100, 20), ("confounder", 200, 20),
+                                                  ("lumped", 100, 18), ("none", 500, 0)])  # fmt: skip
 def test_power_by_family(kind, n, least):
     found = sum(check_model(log, gamma=GAMMA, policy=policy).rejected
                 for log, policy in (drawn(kind, n, seed) for seed in range(20)))  # fmt: skip
@@ -355,3 +431,15 @@ def test_a_certificate_shows_what_the_log_itself_earned():
     assert found.behaviour.name == "reward of the log, by the model"
     assert "The log cannot be tested: the rows of the log are independent transitions" in repr(found)
     assert found.holds
+
+
+def test_a_total_that_lacks_unknown_states_is_not_shown_below_the_discounted_one():
+    """Action 1 leads to a state without rows, whose cost the estimate counts and the sum of an episode cannot."""
+    a = np.arange(400) % 2
+    log = Dataset(0 * a, a, a, np.ones(400), costs={"cost": np.where(a, 0.1, 1.0)}, n_states=2, n_actions=2,
+                  terminated=a == 0, truncated=a == 1)  # fmt: skip
+    question = {"gamma": 0.9, "limits": {"cost": 10.0}, "limit_on": "total"}
+    ends, leaves = (dpdl.certify([policy, [1, 0]], log, **question).constraints[0] for policy in ([1, 0], [0, 1]))
+    assert ends.per_episode == pytest.approx(1.0)
+    assert leaves.estimate > 0.1 + 1e-6
+    assert leaves.per_episode is None

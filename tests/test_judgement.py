@@ -101,7 +101,7 @@ def test_broken_limits_are_told():
     assert [one.name for one in found.broken] == ["cost 0"]
     assert found.broken[0].shortfall() == ("cost 0 is estimated at 2, 0.5 above its limit of 1.5 (0.9 standard errors)")
     assert "BROKEN" in repr(found)
-    assert "<td>BROKEN</td>" in found._repr_html_()
+    assert ">BROKEN</td>" in found._repr_html_()
 
 
 def coverage(model, behaviour, n_policies, n_logs, per_state, seed):

@@ -59,7 +59,7 @@ WRONG = {
     "no such field": (fields(), {"state": "position"}, "no field 'position' (state)"),
     "only one kind of mark": (
         changed(next_observations=None, timeouts=None), {}, "without next_state the next row of the episode"),
-    "short reward": (changed(rewards=np.zeros(39)), {}, "differ in length: 39 in column 'rewards' (reward)"),
+    "short reward": (changed(rewards=np.zeros(39)), {}, "39 in column 'rewards' (reward)"),
     "long action": (changed(actions=np.zeros(41, dtype=int)), {}, "41 in column 'actions' (action)"),
     "short marks": (changed(timeouts=np.zeros(4, dtype=bool)), {}, "4 in column 'timeouts' (truncated)"),
     "empty": ({name: array[:0] for name, array in fields().items()}, {}, "the table has no rows"),
@@ -88,7 +88,7 @@ WRONG = {
     "NaN mark": (at("timeouts", 2, np.nan), {}, "column 'timeouts' (truncated): 1 missing, in row 2"),
     "marks of both kinds": (changed(done=fields()["terminals"]), {}, "fields 'terminals' and 'done': pass terminated="),
     "two states": (changed(obs=fields()["observations"]), {}, "fields 'observations' and 'obs': pass state="),
-    "marks lost": (changed(timeouts=np.zeros(40, dtype=bool)), {}, "episodes do not chain: the next state in row"),
+    "marks lost": (changed(timeouts=np.zeros(40, dtype=bool)), {}, "episodes do not chain: a next state is not"),
     "done": (fields(OMNISAFE), {}, "its field 'done' marks ended episodes and time-outs alike"),
     "infinite observation": (at("observations", 5, -np.inf), {"discretizer": {"bins": 3}},
                              "column 'observations' (state): 1 infinite, in row 5"),
@@ -314,7 +314,10 @@ TABLES = {
     "ragged.csv": (csv(GOOD_ROW + "0,1\n"), ""),
     "reward.csv": (csv(GOOD_ROW + "0,1,high,1,0,1\n"), "column 'r' (reward): 1 not a number, in row 1 ('high')"),
     "blank.csv": (csv(GOOD_ROW + ",1,0.5,1,0,1\n"), "column 's' (state): 1 missing, in row 1"),
-    "column.csv": (lambda path: path.write_text("s,a\n0,1\n"), "no column 'r' (reward)"),
+    "column.csv": (
+        lambda path: path.write_text("s,a\n0,1\n"),
+        "'r' (reward), 'n' (next_state); its columns are 's', 'a'",
+    ),
     "bytes.csv": (lambda path: path.write_bytes(b"s,a,r,n,end,stop\n\xff\xfe\x00,1,2,3,0,1\n"), ""),
     "text.parquet": (lambda path: path.write_text("s,a,r\n"), ""),
     "empty.parquet": (lambda path: path.touch(), ""),
@@ -402,7 +405,7 @@ def test_no_bytes_of_a_file_give_anything_but_one_line(tmp_path):
         path = tmp_path / f"log.{ending}"
         write(path, fields(n=12))
         raw = path.read_bytes()
-        for k in range(150):
+        for k in range(75):
             damaged = bytearray(raw[: rng.integers(len(raw))] if k % 3 == 0 else raw)
             for at in rng.integers(0, len(damaged), rng.integers(1, 8)) if damaged else []:
                 damaged[at] = rng.integers(256)
@@ -411,7 +414,7 @@ def test_no_bytes_of_a_file_give_anything_but_one_line(tmp_path):
                 read_log(path)
             except (ValueError, TypeError) as error:
                 refused.append(str(error).removeprefix(f"{path}: "))
-    assert len(refused) >= 100
+    assert len(refused) >= 50
     assert not [message for message in refused if "\n" in message or message.startswith("/")]
 
 

@@ -309,22 +309,22 @@ def test_exact_references(seed, ends):
     cmdp = as_cmdp(m)
     policy = np.random.default_rng(seed).dirichlet(np.ones(3), 5)
     nu = paper.occupancy(m, policy)
-    judged = exact.evaluate(cmdp, policy)
+    judged = cmdp.evaluate(policy)
     assert_close(judged.occupancy, nu, 1e-12)
     assert judged.reward == pytest.approx(paper.values(m, nu)[0], rel=1e-12)
     assert_close(judged.utilities, paper.values(m, nu)[1], 1e-12)
 
     # Linear programs: HiGHS allows residuals of 1e-7.
     C = paper.concentrability(m)
-    assert exact.concentrability(cmdp, m.mu) == pytest.approx(C, rel=1e-6)
-    assert exact.slater(cmdp) == pytest.approx(paper.slater_constant(m), rel=1e-6)
+    assert cmdp.concentrability(m.mu) == pytest.approx(C, rel=1e-6)
+    assert cmdp.slater() == pytest.approx(paper.slater_constant(m), rel=1e-6)
     margin = 0.5 * paper.slater_constant(m) / (1 - m.gamma)
     for psi in (None, 0.9 * C, 1.1 * C):
         inside = {} if psi is None else {"psi": psi, "mu": m.mu}
-        assert exact.slater(cmdp, **inside) == pytest.approx(paper.slater_constant(m, psi), rel=1e-6)
+        assert cmdp.slater(**inside) == pytest.approx(paper.slater_constant(m, psi), rel=1e-6)
         for kappa in (0.0, margin):
             theirs = paper.optimum(m, kappa=kappa, psi=psi)
-            mine = exact.solve(cmdp, kappa=kappa, **inside)
+            mine = cmdp.solve(kappa=kappa, **inside)
             assert (mine.status == "optimal") == (theirs is not None)
             if theirs is not None:
                 assert mine.reward == pytest.approx(theirs[0], rel=1e-6)

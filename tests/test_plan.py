@@ -5,7 +5,7 @@ import pytest
 
 import dpdl
 from dpdl.demo import COLUMNS, QUESTION, record
-from dpdl.models.plug_in import plug_in
+from dpdl.models.estimate import plug_in
 
 
 @pytest.fixture(scope="module")

@@ -92,15 +92,11 @@ def test_actions_of_probability_zero_are_never_drawn():
 
 def test_sampling_no_states_and_repeating_a_seed():
     assert Policy([[1.0]]).act([]).shape == (0,)
-    table, states = policy.uniform(5, 4), np.arange(1000) % 5
+    table, states = np.full((5, 4), 0.25), np.arange(1000) % 5
     np.testing.assert_array_equal(
         Policy(table).act(states, 7),
         Policy(table).act(states, np.random.default_rng(7)),
     )
-
-
-def test_uniform():
-    np.testing.assert_array_equal(policy.uniform(2, 4), np.full((2, 4), 0.25))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +107,6 @@ def test_uniform():
         (lambda: policy.from_occupancy([[np.nan, 1.0]]), ValueError, r"x\[0, 0\] = nan must be finite"),
         (lambda: policy.from_occupancy([["a", "b"]]), TypeError, "x must hold real numbers"),
         (lambda: policy.from_occupancy(np.zeros((0, 2))), ValueError, "x must have at least one state"),
-        (lambda: policy.uniform(0, 2), ValueError, "n_states must be between 1"),
-        (lambda: policy.uniform(2, 0), ValueError, "n_actions must be between 1"),
     ],
 )
 def test_bad_input_is_named(call, error, message):

@@ -6,15 +6,14 @@ import scipy.sparse as sp
 
 from dpdl import _planning
 from dpdl.instances import garnet
-from dpdl.models.evaluation import Rows
-from dpdl.models.pricing import Pricing
+from dpdl.models.evaluation import Evaluator
 from kinds import ring
 from problems import random_problem
 
 
 @pytest.fixture
 def rows():
-    return Rows.of(random_problem(3, n_utilities=2, ending=True))
+    return random_problem(3, n_utilities=2, ending=True).rows
 
 
 def kernels(rows):
@@ -50,10 +49,10 @@ def test_sweeps_and_residuals(rows):
     rng = np.random.default_rng(1)
     P, _ = kernels(rows)
     for n_sides in (1, 2, 3, 4, 7):
-        pricing = Pricing(rows)
-        pricing.policy = (rows.first[:-1] + rng.integers(np.diff(rows.first))).astype(np.int32)
-        system = pricing._system()
-        M = rows.gamma * P[pricing.policy]
+        evaluator = Evaluator(rows)
+        evaluator.policy = (rows.first[:-1] + rng.integers(np.diff(rows.first))).astype(np.int32)
+        system = evaluator._system()
+        M = rows.gamma * P[evaluator.policy]
         own = np.diag(M).copy()
         np.fill_diagonal(M, 0.0)
         M /= (1 - own)[:, None]
@@ -77,23 +76,23 @@ def test_sweeps_and_residuals(rows):
 def test_bounds_of_a_policy_that_ends_some_episodes(rows):
     """However far V is, the policy's value lies between the bounds."""
     P, _ = kernels(rows)
-    pricing = Pricing(rows)
-    exact = np.linalg.solve(np.eye(rows.n_states) - rows.gamma * P[pricing.policy], rows.gains[:, pricing.policy].T)
+    evaluator = Evaluator(rows)
+    exact = np.linalg.solve(np.eye(rows.n_states) - rows.gamma * P[evaluator.policy], rows.gains[:, evaluator.policy].T)
     for accuracy in (1e3, 1.0, 1e-3, 1e-9):
-        values = Pricing(rows).evaluate(pricing.policy, np.full(len(rows.gains), accuracy))
-        assert (abs(values.mean - rows.rho0 @ exact) <= values.error).all()
-        assert (values.error <= accuracy).all()
-    visits, error = pricing.occupancy(pricing.policy, 1e-10)
-    expected = np.linalg.solve(np.eye(rows.n_states) - rows.gamma * P[pricing.policy].T, rows.rho0)
+        values, error = Evaluator(rows).evaluate(evaluator.policy, np.full(len(rows.gains), accuracy))
+        assert (abs(values - rows.rho0 @ exact) <= error).all()
+        assert (error <= accuracy).all()
+    visits, error = evaluator.occupancy(evaluator.policy, 1e-10)
+    expected = np.linalg.solve(np.eye(rows.n_states) - rows.gamma * P[evaluator.policy].T, rows.rho0)
     assert abs(visits - expected).sum() <= error + 1e-12
 
 
 def test_occupancies_of_many_states():
     """Beyond the sizes at which states are eliminated, and where sweeps converge slowly."""
     for model in (garnet(400, 3, rng=0), ring(500, gamma=0.9999, rng=0)):
-        rows = Rows.of(model)
-        pricing = Pricing(rows)
-        visits, error = pricing.occupancy(pricing.policy, 1e-9 / (1 - model.gamma))
+        rows = model.rows
+        evaluator = Evaluator(rows)
+        visits, error = evaluator.occupancy(evaluator.policy, 1e-9 / (1 - model.gamma))
         policy = np.zeros(model.r.shape)
         policy[:, 0] = 1.0
         expected = model.evaluate(policy).occupancy.sum(axis=1)

@@ -49,7 +49,7 @@ def test_native_logs_in_the_unit_range_keep_their_bits():
     assert posed.question.names == ("utility 0",)
     large = pose(Dataset([0, 1], [0, 1], [1, 0], [5, -0.3], [[0.5], [-4]], **SIZES), 0.9)
     assert (large.question.reward_scale, large.question.scales) == (5.0, (4.0,))
-    assert large.question.utilities(large.u[1]).tolist() == [-4.0]
+    assert (large.u[1] * large.question.scales).tolist() == [-4.0]
     assert large.question.reward(large.r[0]) == 5.0
 
 

@@ -63,8 +63,38 @@ def test_measurements_are_not_taken_for_states():
     ):
         read_log(table, state="s", action="a", reward="r", next_state="n")
     log = read_log(table, state="s", action="a", reward="r", next_state="n", discretizer={"bins": 4})
-    assert (log.n_states, log.is_discretised) == (4, True)
+    assert log.n_states == 4
     assert "4 states (discretised)" in repr(log)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_csv_is_discretised_like_the_table_that_it_was_written_from(tmp_path, counts):
+    x = np.random.default_rng(0).normal(size=(400, 2))
+    table = {
+        "x": x[:, 0],
+        "y": x[:, 1],
+        "a": ["go"] * 400,
+        "r": x[:, 0],
+        "e": np.arange(400) // 20,
+        "t": np.arange(400),
+    }
+    pd.DataFrame(table).to_csv(tmp_path / "log.csv", index=False)
+    roles = {"state": ["x", "y"], "action": "a", "reward": "r", "episode": "e", "time": "t", "terminated": True}
+    rows = read_log(table, **roles, discretizer={"bins": 3})
+    log = read_log(tmp_path / "log.csv", **roles, discretizer={"bins": 3}, counts=counts)
+    assert log.labels == rows.labels
+    assert "9 states (discretised)" in repr(log)
+    assert ("(means of cells)" in repr(log)) == counts
+    for name in ("s", "s_next", "count"):
+        np.testing.assert_array_equal(log.counts()[name], rows.counts()[name])
+    if not counts:
+        assert log.fingerprint == rows.fingerprint
+
+
+def test_a_file_that_is_not_there_is_named_before_its_columns(tmp_path):
+    for name in ("log.csv", "log.parquet", "part-*.csv", "log.npz"):
+        with pytest.raises(FileNotFoundError, match="there is no file"):
+            read_log(tmp_path / name)
 
 
 def test_a_quoted_line_break_beyond_a_megabyte(tmp_path):
@@ -83,8 +113,8 @@ def test_bombs_end_in_one_line_within_bounded_memory(tmp_path):
     pq.write_table(pa.table({"s": column, "a": column, "r": column, "n": column}), tmp_path / "bomb.parquet")
     code = (
         "import sys, resource, dpdl, duckdb, h5py\n"
-        "from dpdl.data import columns\n"
-        "columns.os = type('os', (), {**vars(columns.os), 'sysconf': staticmethod(lambda name: 1 << 16)})\n"
+        "from dpdl.data import table\n"
+        "table.os = type('os', (), {**vars(table.os), 'sysconf': staticmethod(lambda name: 1 << 16)})\n"
         "for path in sys.argv[1:]:\n"
         "    names = dict(state='s', action='a', reward='r', next_state='n') if path.endswith('t') else {}\n"
         "    try: dpdl.read_log(path, **names)\n"

@@ -68,7 +68,7 @@ def test_a_bad_floor_is_named(floor, error, message):
 
 
 def test_something_else_than_a_data_set_is_refused():
-    with pytest.raises(TypeError, match="dataset must be a Dataset, got list"):
+    with pytest.raises(TypeError, match="log must be a Dataset, got list"):
         estimate_reference([1, 2], 0.1)
 
 

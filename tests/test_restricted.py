@@ -5,8 +5,7 @@ import pytest
 
 from dpdl import CMDP
 from dpdl.instances import garnet
-from dpdl.models import highs
-from dpdl.models import linear_programs as programs
+from dpdl.models import highs, programs
 from kinds import lake, ring
 from problems import random_problem
 
@@ -56,8 +55,8 @@ def test_refinement_leaves_rounding_only():
     """On the ring HiGHS alone leaves a gap of 1e-10 to 1e-9, depending on the processor."""
     model = ring(60, rng=0)
     mu = np.full(model.r.shape, 1 / model.r.size)
-    program = programs.largest_reward(model, 0.0, programs.region(model, model.concentrability(mu) / 2, mu))
-    answer = programs._by_highs(program, highs.refined)
+    program = programs.largest_reward(model.rows, 0.0, programs.region(model.rows, model.concentrability(mu) / 2, mu))
+    answer = program._by_highs(highs.refined)
     assert answer.excess <= 1e-14
     assert abs(answer.bound - answer.value) <= 1e-12
 

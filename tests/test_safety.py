@@ -1,12 +1,20 @@
 """Certificates and answers: the bound against closed forms and simulation, terms by hand, what may not matter."""
 
+import time
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import dpdl
 from dpdl.question import pose
+from dpdl.safety import safe
 from dpdl.safety.composites import Cells, Options
 from dpdl.safety.gaffke import collect, exceeds, upper_bound
+from dpdl.safety.proposals import Proposer
+from dpdl.safety.safe import Search
 from dpdl.safety.sample import Sample
 from dpdl.safety.task import make_task
 from dpdl.safety.trial import Trial
@@ -147,6 +155,40 @@ def test_options_are_actions_composites_and_as_logged():
 # Values and terms, by a second computation row by row.
 
 
+@pytest.mark.parametrize("by_planner", [False, True])
+def test_proposals_do_not_depend_on_the_rows_that_test_them(by_planner, monkeypatch):
+    if by_planner:
+        monkeypatch.setattr("dpdl.safety.proposals.PROGRAM_OPTIONS", 0)
+    task = make_task(posed(a_log()), 0.9, 0.05, [0.25] * 4)
+    first, second, whole = Search(task).samples
+    rng = np.random.default_rng(0)
+    policies = []
+    for shift in (0.0, 0.3):  # outcomes of the second half and of the whole log change, counts do not
+        values = second.cells.values + shift * rng.random(second.cells.values.shape)
+        others = (Sample(replace(part.cells, values=values), part.options, 0.9) for part in (second, whole))
+        search = Search(task)
+        search.__dict__["samples"] = (first, *others)
+        own, other = (list(proposer.run()) for proposer in search.proposers)
+        policies.append((own, other))
+    (own, other), (own_again, other_again) = policies
+    assert [proposal.part for proposal in own] == [proposal.part for proposal in own_again]
+    for proposal, again in zip(own, own_again, strict=True):
+        assert_array_equal(proposal.policy, again.policy)
+    assert any((a.policy != b.policy).any() for a, b in zip(other, other_again, strict=False))
+
+
+def test_large_plans_do_as_the_log_did_where_rows_are_few():
+    search = Search(make_task(posed(a_log()), 0.9, 0.05, [0.25] * 4))
+    options, proposer = search.samples[2].options, search.proposers[0]
+    policy = np.random.default_rng(1).dirichlet(np.ones(len(options.state)))
+    policy /= np.bincount(options.state, policy)[options.state]
+    mixed, logged = proposer._mixed(policy, 3.0), options.as_logged > 0
+    assert np.bincount(options.state, mixed) == pytest.approx(1)
+    n = proposer.sample.n
+    assert mixed[~logged] == pytest.approx((policy * n / (n + 3))[~logged])
+    assert_array_equal(proposer._mixed(policy, 0.0), policy)
+
+
 def test_values_and_terms_agree_with_sums_over_rows():
     columns = a_log(400, 3, ends=True)
     task = make_task(posed(columns), 0.9, 0.05, **START)
@@ -228,6 +270,12 @@ def test_limits_by_the_log():
     assert found.certificate.reward.estimate >= found.certificate.behaviour.estimate * (1 - 1e-9)
     more = dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, limit_on="total", **START)
     assert more.certificate.constraints[0].bound > 0
+    average = dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, limit_on="average", **START)
+    figures = [found.certificate.constraints[0] for found in (more, average)]
+    assert [bound.is_average for bound in figures] == [False, True]
+    assert figures[1].bound == pytest.approx(0.1 * figures[0].bound)
+    with pytest.raises(ValueError, match="limit_on must be one of 'total', 'average', got 'mean'"):
+        dpdl.safe_policy(log, gamma=0.9, limits={"reward": ">= log"}, limit_on="mean", **START)
     both = dpdl.safe_policy(log, gamma=0.9, limits={"cost": limit, "reward": ">= log"}, limit_on="average", **START)
     assert [bound.name for bound in both.certificate.constraints] == ["cost", "reward beyond the log's"]
     with pytest.raises(ValueError, match="limits\\['cost'\\] must be a number or '<= log', got '>= log'"):
@@ -316,6 +364,42 @@ def test_the_three_answers():
     assert little.status.name == "NOT_ENOUGH_DATA"
     assert little.needed.binds in ("noise", "worst row")
     assert little.needed.n_transitions is None or little.needed.n_transitions >= 150
+    assert repr(little).startswith("NOT ENOUGH DATA: the log does not show that any policy keeps cost within its limit")
+    state, action, count, _ = little.needed.where[0]
+    assert f"at {state}, {action}, which was seen {count} times" in little.message
+
+
+def one_decision(rare, n, cost_max=None):
+    """A state with an action that is seen `n` times and costs 1 with probability .6, and one seen `rare` times, .1."""
+    a, rng = np.repeat([0, 1], [n, rare]), np.random.default_rng(1)
+    c = np.where(a == 1, np.arange(n + rare) % 10 == 0, rng.random(n + rare) < 0.6).astype(float)
+    log = dpdl.Dataset(0 * a, a, 0 * a, 1.0 - a, costs={"c": c}, terminated=a >= 0, n_states=1, n_actions=2)
+    question = {"gamma": 0.9, "limits": {"c": 0.25}, "limit_on": "total", "rho0": [1.0]}
+    return dpdl.safe_policy(log, **question, cost_max=cost_max)
+
+
+def test_the_worst_row_is_that_of_the_pair_that_was_hardly_seen():
+    found = one_decision(10, 300)
+    assert (found.status.name, found.needed.binds) == ("NOT_ENOUGH_DATA", "worst row")
+    assert found.needed.where[0][:3] == ("0", "1", 10)
+    assert "what binds is the worst row that was not seen" in found.message
+    assert one_decision(200, 300).success
+    declared = one_decision(200, 300, {"c": 50.0})
+    assert declared.needed.binds == "worst row"
+    assert "the declared cost_max of 50 decides that: 1, the largest in the log, would do" in declared.message
+
+
+def test_first_states_bind_where_few_episodes_show_them():
+    """Two kinds of episodes that each cost the same at every step: nothing but where they begin is uncertain."""
+    s = np.repeat([0, 0, 0, 0, 1] * 3, 10)
+    ends = np.tile(np.arange(10) == 9, 15)
+    log = dpdl.Dataset(
+        s, 0 * s, s, 0.0 * s, costs={"c": 1.0 * s}, terminated=ends, truncated=0 * s > 0, n_states=2, n_actions=1
+    )
+    found = dpdl.safe_policy(log, gamma=0.9, limits={"c": 2.5}, limit_on="total", accept_misfit=True)
+    assert (found.status.name, found.needed.binds) == ("NOT_ENOUGH_DATA", "first states")
+    assert found.needed.n_episodes > 15
+    assert f"about {found.needed.n_episodes:,} episodes would do" in found.message
 
 
 def test_an_answer_survives_its_file(tmp_path):
@@ -338,24 +422,80 @@ def test_a_log_that_keeps_its_limits_gets_an_answer_at_least_as_good():
 
 def test_no_time_is_said_as_that():
     found = answer(posed(a_log(400)), time_limit=1e-9)
+    assert found.status.name == "STOPPED"
+    assert found.message.startswith("time ran out")
+    assert found.certificate is None
+    assert repr(found).startswith("STOPPED BEFORE AN ANSWER: time ran out")
+    assert dpdl.Answer.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("late", [1, 2, 4])
+def test_what_passed_before_time_ran_out_is_the_answer(late, monkeypatch):
+    """Time runs out in the evaluation of a later proposal: those before it count, and the message says so."""
+    log, evaluate, calls = posed(a_log(2000)), Sample.evaluate, []
+    complete = answer(log)
+    tested = []
+
+    def counted(self, policy):
+        calls.append(policy)
+        if len(tested) >= late:
+            raise TimeoutError
+        return evaluate(self, policy)
+
+    def keeps(trial, i, keeps=safe.keeps):
+        tested.append(keeps(trial, i))
+        return tested[-1]
+
+    def answered(self, answered=safe.Search.answer):
+        monkeypatch.undo()
+        return answered(self)
+
+    monkeypatch.setattr(Sample, "evaluate", counted)
+    monkeypatch.setattr(safe, "keeps", keeps)
+    monkeypatch.setattr(safe.Search, "answer", answered)
+    found = answer(log)
+    assert found.success
+    assert found.n_tested == late < complete.n_tested
+    assert "time ran out before bolder policies were tested" in found.message
+    assert found.certificate.reward.estimate <= complete.certificate.reward.estimate
+
+
+def test_a_time_limit_holds_on_a_large_log():
+    """3 x 10^4 pairs; a second for what is not interrupted, and as much again for a busy machine."""
+    rng, S, A, n = np.random.default_rng(0), 10_000, 3, 200_000
+    s, a, after = rng.integers(0, S, n), rng.integers(0, A, n), rng.integers(0, S, n)
+    costs = {"cost": (rng.random(n) < 0.2) * 1.0}
+    log = dpdl.Dataset(s, a, after, rng.random(n), costs=costs, n_states=S, n_actions=A)
+    question = {"gamma": 0.99, "limits": {"cost": 0.25}, "limit_on": "average", "rho0": np.full(S, 1 / S)}
+    began = time.monotonic()
+    found = dpdl.safe_policy(log, **question, time_limit=0.5, progress=False)
+    assert time.monotonic() - began < 0.5 + 2
+    assert "time ran out" in found.message
     assert found.status.name in ("STOPPED", "CERTIFIED")
-    assert "time ran out" in found.message or any("time ran out" in note for note in found.notes)
 
 
-def test_a_frontier_never_falls_and_has_no_holes():
-    log = posed(a_log(2000))
-    found = dpdl.frontier(log, gamma=0.9, **START)
-    rewards = [point.reward for point in found.points if point.reward is not None]
+@pytest.mark.parametrize("seed", range(2))
+def test_a_frontier_never_falls_has_no_holes_and_is_never_below_a_certified_point(seed):
+    found = dpdl.frontier(posed(a_log(2000, seed)), gamma=0.9, **START)
+    rewards = [point.reward for point in found.points]
     certified = [point.certified for point in found.points if point.certified is not None]
+    assert None not in rewards
     assert rewards == sorted(rewards)
     assert certified == sorted(certified)
     assert len(certified) >= 4
-    assert all(
-        point.certified is not None
-        for point in found.points[
-            found.points.index(next(point for point in found.points if point.certified is not None)) :
-        ]
-    )
+    assert [point.certified for point in found.points[-len(certified) :]] == certified
+    assert all(point.certified is None or point.reward >= point.certified for point in found.points)
+    prices = [point.price for point in found.points]  # the plug-in optimum is concave in the limit
+    assert all(later <= price * (1 + 0.01) + 0.01 for price, later in pairwise(prices))
+
+
+def test_ctrl_c_ends_a_frontier(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Proposer, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dpdl.frontier(posed(a_log(300)), gamma=0.9, **START)
 
 
 def test_first_states_of_few_episodes_widen_the_bound():

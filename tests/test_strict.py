@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from dpdl import Dataset, exact, instances, learn, learn_adaptive, sweep, theory
+from dpdl import Dataset, exact, instances, learn, learn_adaptive, resume, sweep, theory
 from dpdl.learner import defaults
 from dpdl.learner import run as runs
 from dpdl.settings import Settings
@@ -155,6 +155,39 @@ def test_strict_takes_step_and_constant_from_the_proof():
         learn(walk, **given, short_steps=True)
     with pytest.raises(ValueError, match=r"strict=True needs c_e >= .*, that of the proof, got 0.001"):
         learn(walk, **given, c_e=1e-3)
+
+
+def test_strict_reads_a_trajectory_once_without_being_told(monkeypatch):
+    """The constants of the proofs are made smaller, as above."""
+    monkeypatch.setattr(theory, "REFERENCE_DIVISOR", 0.1)
+    given = STRICT | {"mixing_time": 1, "c_o": 0.01, "known": ["psi", "slater", "mixing_time"]}
+    walk = rows(250_000, starts=[0])
+    results = [learn(walk, **given), learn(walk, Settings(gamma=0.1), **given)]
+    results += [learn(walk, **given, order=order) for order in ("once", "trajectory")]
+    assert {result.settings.order for result in results} == {"once"}
+    assert len({result.x_mean.tobytes() for result in results}) == 1
+    assert all(result.guarantee.startswith("Theorem 4.6 with c'_o = 0.01") for result in results)
+    with pytest.raises(ValueError, match="use order='trajectory' or 'once', not 'replacement'"):
+        learn(walk, **given, order="replacement")
+    with pytest.raises(ValueError, match="use order='trajectory' or 'once', not 'replacement'"):
+        learn(walk, **(given | {"strict": False, "T": 10}))
+    with pytest.raises(TypeError, match="strict must be True or False"):
+        learn(walk, **(given | {"strict": "yes"}))
+
+
+def test_a_run_without_a_plan_says_that_it_starts_elsewhere(tmp_path):
+    """Both actions break the constraint, so the plug-in model has no plan."""
+    log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [-0.01]], n_states=1, n_actions=2)
+    complete = {"gamma": 0.5, "psi": 2, "slater": 0.5, "T": 1000, "rho0": [1.0], "rng": 0}
+    paper = learn(log, **complete)
+    asked = learn(log, **complete, start="plan", checkpoint=tmp_path / "run", step_limit=400)
+    assert runs.PLAN_IS_MISSING in asked.notes
+    asked = resume(tmp_path / "run", log)
+    assert asked.notes == (*paper.notes, runs.PLAN_IS_MISSING)
+    np.testing.assert_array_equal(asked.x_mean, paper.x_mean)
+    assert asked.premises == paper.premises  # it is the start of Algorithm 1
+    assert runs.PLAN_IS_MISSING in learn(log, gamma=0.5, T=1000, rho0=[1.0], rng=0).notes
+    assert learn(log, gamma=0.5, T=1000, rho0=[1.0], rng=0, start="paper").notes == paper.notes
 
 
 def test_a_sweep_over_limits_plans_for_each():

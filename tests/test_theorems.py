@@ -124,7 +124,8 @@ def test_holds(name):
 def test_fails_when_broken(kind, name, sabotage):
     sabotage(kind)
     found = outcome(name)
-    assert found.holds is False
+    # With the slip no policy is unsafe, with kappa or without, so that safety is not seen.
+    assert found.holds is (None if (kind, name) == ("slip", "safety") else False)
     # With psi below C* the iterates then leave X, of which alone Proposition C.1 speaks.
     assert (kind, name) != ("unbounded", "variance") or "not all feasible" in found.figure
 

@@ -7,7 +7,7 @@ import pytest
 
 import logs
 from dpdl import CMDP, Dataset, exact, learn, replicate, sweep
-from dpdl.models.judgement import TOLERANCE
+from dpdl.models.estimate import TOLERANCE
 from test_ends import ending_model
 
 N = pytest.mark.parametrize("n", [2, pytest.param(200, marks=pytest.mark.slow)])

@@ -141,35 +141,34 @@ def merged(columns: Sequence[Coded]) -> tuple[list[Any], list[NDArray[np.int64]]
     >>> merged([Coded(np.array([0, -1]), ["b"]), Coded(np.array([0]), ["a"])])
     (['a', 'b'], [array([ 1, -1]), array([0])])
     """
-    labels = ordered(dict.fromkeys(plain(label) for column in columns for label in column.labels))
+    own = [_numbered([plain(label) for label in column.labels]) for column in columns]
+    labels = ordered(dict.fromkeys(label for part in own for label in part))
     place = {label: k for k, label in enumerate(labels)}
-    positions = [np.array([*(place[plain(label)] for label in column.labels), -1]) for column in columns]
+    positions = [np.array([*(place[label] for label in part), -1]) for part in own]
     return labels, [position[column.codes] for position, column in zip(positions, columns, strict=True)]
 
 
-def distinct_labels(present: NDArray[Any]) -> Coded:
-    """The distinct values of an array in their order, and the position of each value among them."""
-    if present.dtype.kind == "M" and np.datetime_data(present.dtype)[0] not in ("Y", "M", "W", "D"):
-        rounded = present.astype("M8[us]")
-        if (rounded.astype(present.dtype) != present).any():
-            raise ValueError("times that are not whole microseconds cannot be labels")
-        present = rounded
-    if present.dtype.kind == "O":
-        examples: dict[type, Any] = {}
-        for value in present:
-            examples.setdefault(type(value), value)
-        one_kind([plain(value) for value in examples.values()])  # True and 1 would be one label
-        seen: dict[Hashable, int] = {}
-        firsts = np.array([seen.setdefault(plain(value), len(seen)) for value in present], dtype=np.int64)
-        labels = ordered(seen)
-        rank = np.argsort([seen[label] for label in labels])
-        return Coded(rank[firsts] if len(firsts) else firsts, labels)
-    if present.dtype.kind == "f" and (abs(present) > 2**53).any():
+def _numbered(labels: list[Any]) -> list[Any]:
+    """Labels with whole numbers instead of floats if all are whole: a missing value makes floats of whole numbers."""
+    if not labels or not all(isinstance(label, float) for label in labels):
+        return labels
+    if any(abs(label) > 2**53 for label in labels):
         raise ValueError("numbers beyond 2^53 are not exact as floats: give labels as whole numbers or as text")
-    distinct, codes = np.unique(present, return_inverse=True)
-    if distinct.dtype.kind == "f":  # a missing value makes floats of whole numbers
-        distinct = distinct.astype(np.int64) if (distinct == np.trunc(distinct)).all() else distinct + 0.0
-    return Coded(codes, distinct.tolist())
+    whole = all(label.is_integer() for label in labels)
+    return [int(label) if whole else label + 0.0 for label in labels]
+
+
+def distinct_labels(values: NDArray[Any]) -> Coded:
+    """The distinct values of an array of objects in their order, and the position of each value among them."""
+    examples: dict[type, Any] = {}
+    for value in values:
+        examples.setdefault(type(value), value)
+    one_kind([plain(value) for value in examples.values()])  # True and 1 would be one label
+    seen: dict[Hashable, int] = {}
+    firsts = np.array([seen.setdefault(plain(value), len(seen)) for value in values], dtype=np.int64)
+    labels = ordered(seen)
+    rank = np.argsort([seen[label] for label in labels])
+    return Coded(rank[firsts] if len(firsts) else firsts, labels)
 
 
 def paired(columns: Sequence[Coded]) -> Coded:

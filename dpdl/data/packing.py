@@ -19,7 +19,7 @@ ENDED = -1
 CHUNK, CHUNK_BYTES = 1 << 18, 1 << 24
 
 
-def record_dtype(n_utilities: int) -> np.dtype[Any]:
+def record_dtype(n_columns: int) -> np.dtype[Any]:
     """Layout of one packed transition; the compiled core reads exactly this (src_cython/_model.pxd).
 
     Examples
@@ -27,12 +27,12 @@ def record_dtype(n_utilities: int) -> np.dtype[Any]:
     >>> record_dtype(1).itemsize
     24
     """
-    return np.dtype([("pair", "<i4"), ("s_next", "<i4"), ("r", "<f8"), ("u", "<f8", (n_utilities,))])
+    return np.dtype([("pair", "<i4"), ("s_next", "<i4"), ("r", "<f8"), ("u", "<f8", (n_columns,))])
 
 
-def spread_dtype(n_utilities: int) -> np.dtype[Any]:
-    """Standard deviations of reward and utilities among the transitions that a record of a log of counts stands for."""
-    return np.dtype([("r", "<f8"), ("u", "<f8", (n_utilities,))])
+def spread_dtype(n_columns: int) -> np.dtype[Any]:
+    """Standard deviations of reward and columns among the transitions that a record of a log of counts stands for."""
+    return np.dtype([("r", "<f8"), ("u", "<f8", (n_columns,))])
 
 
 if record_dtype(0)[["pair", "s_next", "r"]] != _core.HEAD_DTYPE:
@@ -45,37 +45,42 @@ def sizes(n_states: Any, n_actions: Any) -> tuple[int, int]:
     return n_states, check.whole("n_actions", n_actions, at_least=1, at_most=INT32_MAX)
 
 
-def moves(
+def pack(
     s: ArrayLike,
     a: ArrayLike,
     s_next: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike | None,
+    costs: Mapping[str, ArrayLike] | None,
     terminated: ArrayLike | None,
     n_states: int,
     n_actions: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Check states, actions and next states; the result may share memory with the caller's arrays.
+) -> dict[str, Any]:
+    """Check columns and pack them into records; return the attributes of a `Dataset` that follow from them.
 
-    The next state of a terminated row is not read, and becomes -1.
+    The next state of a terminated row is not read, and becomes `ENDED`.
     """
+    n_states, n_actions = sizes(n_states, n_actions)
     s = check.indices("s", s, n_states, copy=False)
-    if len(s) == 0:
+    n = len(s)
+    if n == 0:
         raise ValueError("the data set is empty: s has length 0")
-    a = check.indices("a", a, n_actions, shape=s.shape, copy=False)
-    if terminated is None:
-        return s, a, check.indices("s_next", s_next, n_states, shape=s.shape, copy=False)
-    ended = check.flags("terminated", terminated, s.shape)
-    after = check.indices("s_next", s_next, n_states, shape=s.shape, copy=False, unread=ended)
-    return s, a, np.where(ended, np.int32(ENDED), after)
-
-
-def starts_of_episodes(truncated: ArrayLike, s_next: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The first position, and those after rows that are terminated or truncated."""
-    last = check.flags("truncated", truncated, s_next.shape) | (s_next == ENDED)
-    return np.flatnonzero(np.append(True, last[:-1]))
+    a = check.indices("a", a, n_actions, shape=(n,), copy=False)
+    ended = None if terminated is None else check.flags("terminated", terminated, (n,))
+    after = check.indices("s_next", s_next, n_states, shape=(n,), copy=False, unread=ended)
+    names, columns = named_columns("costs", u, costs, n)
+    records = np.empty(n, dtype=record_dtype(columns.shape[1]))
+    records["s_next"] = after if ended is None else np.where(ended, ENDED, after)
+    records["r"] = check.numbers_array("r", r, shape=(n,), copy=False)
+    records["u"] = columns
+    table, records["pair"] = rank(s.astype(np.int64) * n_actions + a, n_states * n_actions)
+    return {
+        "records": records, "table": table, "cost_names": names, "n_states": n_states, "n_actions": n_actions
+    }  # fmt: skip
 
 
 def named_columns(
-    u: ArrayLike | None, costs: Mapping[str, ArrayLike] | None, n: int, argument: str = "costs"
+    argument: str, u: ArrayLike | None, costs: Mapping[str, ArrayLike] | None, n: int
 ) -> tuple[tuple[str, ...] | None, NDArray[np.float64]]:
     """Check utilities (N, I), or costs by name; return the names of costs, or None, and the columns."""
     if costs is None:
@@ -92,15 +97,6 @@ def named_columns(
     for k, name in enumerate(names):
         columns[:, k] = check.numbers_array(f"{argument}[{name!r}]", costs[name], shape=(n,), copy=False)
     return names, columns
-
-
-def pack(s_next: NDArray[np.int32], r: ArrayLike, values: NDArray[np.float64]) -> NDArray[Any]:
-    """Pack columns into records; the caller fills in `pair`."""
-    records = np.empty(len(s_next), dtype=record_dtype(values.shape[1]))
-    records["s_next"] = s_next
-    records["r"] = check.numbers_array("r", r, shape=s_next.shape, copy=False)
-    records["u"] = values
-    return records
 
 
 def rank(flat: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -134,47 +130,21 @@ def chunks(records: NDArray[Any], at_least: int = 0) -> Iterator[NDArray[Any]]:
         yield records[first : first + size]
 
 
-def count(records: NDArray[Any], n_pairs: int, repeats: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """How often each pair occurs; memory is proportional to the number of pairs, not of records."""
-    counts = np.zeros(n_pairs, dtype=np.int64)
-    if repeats is not None:
-        np.add.at(counts, records["pair"], repeats)
-        return counts
-    for part in chunks(records, at_least=n_pairs):  # shorter chunks would spend most of the time adding up counts
-        counts += np.bincount(part["pair"], minlength=n_pairs)
-    return counts
-
-
-def begins(
-    starts: ArrayLike,
-    s: NDArray[np.int32],
-    s_next: NDArray[np.int32],
-    first: int = 0,
-    previous: int | None = None,
-) -> NDArray[np.int64]:
-    """Check that trajectories begin at `starts` and nowhere else.
-
-    `previous` is the next state of the record before the first, if there is one. Unless 0 is among the starts, the
-    first record must continue it.
-    """
+def checked_starts(starts: ArrayLike, s: NDArray[Any], s_next: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Check that trajectories begin at `starts` and nowhere else."""
     positions = check.indices("starts", starts, len(s), dtype=np.int64)
-    if previous is None and (len(positions) == 0 or positions[0] != 0):
+    if len(positions) == 0 or positions[0] != 0:
         raise ValueError(f"starts must begin with 0, got {positions[:1].tolist()}")
     wrong = np.flatnonzero(np.diff(positions) <= 0)
     if wrong.size:
         k = int(wrong[0]) + 1
         raise ValueError(f"starts must ascend, but starts[{k}] = {positions[k]} follows {positions[k - 1]}")
-    broken = np.empty(len(s), dtype=bool)
-    broken[:1] = previous is not None and previous != s[0]
-    np.not_equal(s_next[:-1], s[1:], out=broken[1:])
+    broken = np.append(False, s_next[:-1] != s[1:])
     broken[positions] = False
     if broken.any():
         t = int(np.argmax(broken))
-        before, where = (s_next[t - 1] if t else previous), f" of this chunk, record {first + t}," if first else ""
-        fact = (
-            f"record {first + t - 1} ended its episode (terminated)"
-            if before == ENDED
-            else f"s_next[{first + t - 1}] = {before} but s[{first + t}] = {s[t]}: a trajectory ends there"
-        )
-        raise ValueError(f"{fact}, so starts must list {t}{where} (or be None, if the transitions are independent)")
+        fact = f"s_next[{t - 1}] = {s_next[t - 1]} but s[{t}] = {s[t]}: a trajectory ends there"
+        if s_next[t - 1] == ENDED:
+            fact = f"record {t - 1} ended its episode (terminated)"
+        raise ValueError(f"{fact}, so starts must list {t} (or be None, if the transitions are independent)")
     return positions

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdl import _validation as check
-from dpdl.data.columns import refuse_large
+from dpdl.data.table import refuse_large
 
 Fields = dict[str, NDArray[Any]]
 Reader = Callable[[str], NDArray[Any]]

@@ -69,12 +69,12 @@ class Reference:
         return dense.reshape(self.n_states, self.n_actions)
 
 
-def estimate_reference(dataset: Dataset, floor: float) -> Reference:
+def estimate_reference(log: Dataset, floor: float) -> Reference:
     """Estimate the distribution of the data.
 
     Parameters
     ----------
-    dataset : Dataset
+    log : Dataset
         The transitions to count. The theorems require that they are not used again for learning.
     floor : float
         Least value of mu_hat, in (0, 1]; `theory.reference_floor` gives that of Proposition 4.3.
@@ -90,6 +90,6 @@ def estimate_reference(dataset: Dataset, floor: float) -> Reference:
     >>> reference.mu_hat.round(2).tolist(), reference.pairs.tolist()
     ([[0.67, 0.01], [0.01, 0.33]], [0, 3])
     """
-    check.instance("dataset", dataset, Dataset)
+    check.instance("log", log, Dataset)
     floor = check.real("floor", floor, at_least=SMALLEST_FLOOR, at_most=1)
-    return Reference(dataset.pairs, dataset.pair_counts, len(dataset), floor, dataset.n_states, dataset.n_actions)
+    return Reference(log.pairs, log.pair_counts, len(log), floor, log.n_states, log.n_actions)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Kind of a column by the argument that names it, if it is not a label.
 KINDS = {"reward": "number", "costs": "number", "time": "time", "terminated": "flag", "truncated": "flag"}
+
+
+class Column(NamedTuple):
+    """A column of a table in one of its roles."""
+
+    alias: str  # its name among the columns that have a role: value0, value1, ..., state0, ..., episode, ...
+    role: str  # the argument that names it
+    name: str
+    kind: str  # number, flag, time or label
+
+    def __str__(self) -> str:
+        return f"column {self.name!r} ({self.role})"
 
 
 @dataclass(frozen=True)
@@ -25,33 +37,21 @@ class Roles:
     tuples: tuple[str, ...]  # arguments given as lists, whose labels are tuples
 
     @classmethod
-    def named(
-        cls,
-        *,
-        state: Any,
-        action: Any,
-        reward: Any,
-        costs: Any = None,
-        next_state: Any = None,
-        episode: Any = None,
-        time: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-    ) -> Roles:
+    def named(cls, *, state: Any, action: Any, reward: Any, costs: Any = None, **others: Any) -> Roles:
         """Check the arguments of `read_log` that name columns."""
+        next_state = others.get("next_state")
         roles = cls(
             state=_names("state", state),
             action=_names("action", action),
             reward=_name("reward", reward),
             costs=[] if costs is None or len(costs) == 0 else _names("costs", costs),
             next_state=None if next_state is None else _names("next_state", next_state),
-            episode=None if episode is None else _name("episode", episode),
-            time=None if time is None else _name("time", time),
-            terminated=_name_or_flag("terminated", terminated),
-            truncated=_name_or_flag("truncated", truncated),
             tuples=tuple(name for name, given in (("state", state), ("action", action)) if not isinstance(given, str)),
+            **{name: None if others.get(name) is None else _name(name, others[name]) for name in ("episode", "time")},
+            terminated=_name_or_flag("terminated", others.get("terminated")),
+            truncated=_name_or_flag("truncated", others.get("truncated")),
         )
-        roles.check()
+        roles._check()
         return roles
 
     @property
@@ -60,26 +60,36 @@ class Roles:
         given = self.terminated is not None and self.truncated is not None
         return self.episode is None and given and (isinstance(self.terminated, str) or isinstance(self.truncated, str))
 
-    def kinds(self, continuous: bool = False) -> dict[str, tuple[str, str]]:
-        """For each column the argument that names it, and its kind (`dpdl.data.columns.load`)."""
+    def columns(self, continuous: bool = False) -> list[Column]:
+        """The columns with their roles, in the order in which messages list them."""
         kinds = KINDS | dict.fromkeys(("state", "next_state"), "number" if continuous else "label")
-        return {name: (role, kinds.get(role, "label")) for name, role in self._by_column().items()}
-
-    def _by_column(self) -> dict[str, str]:
-        """For each column the argument that names it."""
-        by_column: dict[str, str] = {}
-        for role in ("reward", "costs", "state", "action", "next_state", "episode", "time", "terminated", "truncated"):
+        columns = []
+        for role, prefix in (
+            ("terminated", "terminated"),
+            ("truncated", "truncated"),
+            ("reward", "value"),
+            ("costs", "value"),
+            ("action", "action"),
+            ("episode", "episode"),
+            ("time", "time"),
+            ("state", "state"),
+            ("next_state", "next"),
+        ):
             given = getattr(self, role)
             names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-            for name in names:
-                if by_column.get(name, "reward") not in ("reward", "costs"):
-                    raise ValueError(f"{by_column[name]} and {role} both name the column {name!r}")
-                by_column[name] = role
-        return by_column
+            for k, name in enumerate(names, start=role == "costs"):
+                alias = f"{prefix}{k}" if prefix in ("value", "action", "state", "next") else prefix
+                columns.append(Column(alias, role, name, kinds.get(role, "label")))
+        return columns
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check that the arguments say where episodes begin, and whether their last rows end them."""
-        self._by_column()
+        first: dict[str, str] = {}
+        for column in self.columns():
+            if column.role not in ("reward", "costs"):
+                if column.name in first:
+                    raise ValueError(f"{first[column.name]} and {column.role} both name the column {column.name!r}")
+                first[column.name] = column.role
         if self.next_state is not None and len(self.next_state) != len(self.state):
             raise ValueError(f"next_state must name as many columns as state, got {self.next_state} and {self.state}")
         if self.terminated is True and self.truncated is True:
@@ -108,7 +118,7 @@ class Roles:
 def _names(name: str, given: Any) -> list[str]:
     """A column name, or a list of names, as a list."""
     names = [given] if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
         raise TypeError(f"{name} must be the name of a column or a list of names, got {given!r:.200}")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{name} must name distinct columns, at least one, got {list(names)}")

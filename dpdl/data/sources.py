@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpdl import _validation as check
-from dpdl.data import engine
-from dpdl.data.columns import CSV, PARQUET, connect, create_source, files_of, one_line, typed_view
 from dpdl.data.dataset import Dataset
 from dpdl.data.discretizer import Discretizer
+from dpdl.data.engine import engine_table, is_lazy_frame, read_table
 from dpdl.data.recorded import read_recorded
 from dpdl.data.roles import Roles
-from dpdl.data.table import read_rows
+from dpdl.data.table import CSV, PARQUET, files_of, one_line, open_table
 
 _HDF5, _NPZ, _PREFIX = (".hdf5", ".h5", ".hdf"), (".npz",), "minari:"
 
@@ -74,8 +73,8 @@ def read_log(
         Makes states of the columns `state`, which hold numbers; or arguments of `Discretizer.fit` other than the
         observations, ``{"bins": 8}``, to fit one to the states and next states of this table. The labels keep it.
     counts : bool, optional
-        Count the rows of files or of a frame with DuckDB instead of keeping them: a log of any length in bounded memory
-        (`Dataset.from_counts`). `next_state`, or `episode`, `time` and `terminated` are needed.
+        Count the rows with DuckDB instead of keeping them: a log of any length in bounded memory
+        (`Dataset.from_counts`).
 
     Returns
     -------
@@ -99,7 +98,7 @@ def read_log(
         "terminated": terminated,
         "truncated": truncated,
     }
-    lazy, kind = engine.is_lazy_frame(source), kind_of(source)
+    lazy, kind = is_lazy_frame(source), kind_of(source)
     drop = check.choice("missing", missing, ("error", "drop")) == "drop"
     with _naming(source):
         if kind == "dpdl":
@@ -115,11 +114,19 @@ def read_log(
         if absent:
             raise TypeError(f"it is a table, whose columns must be named: pass {', '.join(absent)}")
         roles = Roles.named(**names, costs=costs)
-        if not lazy and not check.flag("counts", counts):
-            return read_rows(source, roles, discretizer, drop=drop)
-        if discretizer is not None:
-            raise ValueError("a log that is counted cannot be discretised: add a column of the discretizer's states")
-        return engine.count_frame(source, roles, drop=drop) if lazy else _counted(source, roles, drop=drop)
+        counts = check.flag("counts", counts) or lazy
+        if discretizer is not None and not isinstance(discretizer, (Discretizer, Mapping)):
+            raise TypeError(f"discretizer must be a Discretizer or arguments of its fit, got {discretizer!r:.200}")
+        columns = roles.columns(discretizer is not None)
+        if lazy:
+            if discretizer is not None:
+                raise ValueError("a lazy frame cannot be discretised: add a column of the discretizer's states")
+            return read_table(engine_table(source, columns), roles, counts=True, drop=drop)
+        with one_line():
+            in_order = roles.time is None and (roles.episode is not None or roles.in_row_order)
+            numbered = not counts or discretizer is not None or in_order
+            table = open_table(source, columns, counts=counts, numbered=numbered)
+            return read_table(table, roles, counts=counts, drop=drop, discretizer=discretizer)
 
 
 def kind_of(source: Any) -> str:
@@ -142,23 +149,12 @@ def kind_of(source: Any) -> str:
             if not os.path.exists(path):
                 raise FileNotFoundError(f"there is no file {path}")
             return kind
+    files_of(path)  # raises if there is no such file
     if not path.endswith(CSV + PARQUET):
-        files_of(path)  # raises if there is no such file
         known = ", ".join((*CSV, *PARQUET, *_HDF5, *_NPZ))
         if not any(mark in path for mark in "*?["):
             raise ValueError(f"{path}: a log is a file that ends in {known}, a folder, or minari:NAME")
     return "table"
-
-
-def _counted(source: Any, roles: Roles, *, drop: bool) -> Dataset:
-    """Count the rows of files or of a frame by DuckDB."""
-    with one_line():
-        con = connect()
-        con.execute("SET preserve_insertion_order = false")
-        kinds = roles.kinds()
-        create_source(con, source, kinds)
-        typed = typed_view(con, {name: kind for name, (_, kind) in kinds.items()}, drop)
-        return engine.count_frame(con.table(typed), roles, drop=drop)
 
 
 @contextmanager

@@ -1,418 +1,355 @@
-"""Reading a log from a table: labels instead of indices, episodes, missing values.
+"""Tables as lazy frames of DuckDB: files, data frames and dictionaries of arrays, with typed columns.
 
-`dpdl.data.columns` loads the columns; this module collects what is missing or malformed, and orders the rows.
-
-Nothing is made up. Rows that cannot be used are reported, and left out only where the caller asks for it or where the
-next state of a row is not in the table; `Dataset.notes` says how many and why. Rows are counted from 0.
+DuckDB keeps to `MEMORY` and spills to the disk beyond it. A value is missing if it is null or NaN; in a CSV also if it
+is empty or one of `NULLS`. Labels in a CSV are text: the label ``2`` is never the number 2, and ``007`` is not ``7``.
+Numbers, times and flags may be text that says them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import difflib
+import glob
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpdl import _validation as check
-from dpdl.data.columns import SHOWN, Column, Mask, load
-from dpdl.data.dataset import Dataset
-from dpdl.data.discretizer import Discretizer
-from dpdl.data.labels import Coded, Labels, distinct_labels, merged, paired, plain
-from dpdl.data.roles import Roles
+from dpdl.data.labels import distinct_labels
+from dpdl.data.roles import Column
 
-Codes = NDArray[np.int64]
+CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
+#: Memory of DuckDB, in addition to the columns that are returned; beyond it, DuckDB writes to temporary files.
+MEMORY = "2GB"
+#: Bytes of the longest row of a CSV, quoted line breaks included.
+LONGEST_ROW = 1 << 26
+#: Bytes that reading takes for every row, besides those of its columns; a table for which this is too much is refused.
+PER_ROW = 64
+#: What a CSV may say for a missing value, besides nothing.
+NULLS = (
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL", "NaN",
+    "n/a", "nan", "null",
+)  # fmt: skip
+#: The column with the number of a row, and the ending of columns with the text of values that are malformed.
+ROW, TEXT = "row", " text"
+_NUMBERS = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|BOOLEAN|DECIMAL.*")
 
-#: Most states whose names are numbers with fractions.
-MOST_FLOATS = 1000
-NO_FLAG = "not true or false"
+
+class Table(NamedTuple):
+    """A lazy frame of narwhals whose columns are called by their roles."""
+
+    rows: Any
+    labels: dict[str, list[Any]] = {}  # noqa: RUF012 - of columns that hold positions, the labels there
+    con: Any = None  # the connection to DuckDB, if it is ours: then rows can be numbered
 
 
-def read_rows(
-    table: Any, roles: Roles, discretizer: Discretizer | Mapping[str, Any] | None = None, *, drop: bool = False
-) -> Dataset:
-    """Read the rows of a table; `read_log` documents the arguments.
+def open_table(source: Any, columns: Sequence[Column], *, counts: bool, numbered: bool) -> Table:
+    """Make the columns that have a role a lazy frame; a ValueError lists all columns that are not there.
 
-    Examples
-    --------
-    >>> table = {"ward": ["b", "a", "b"], "drug": [0, 1, 0], "gain": [1.0, 0.0, 2.0], "patient": [7, 7, 8]}
-    >>> roles = Roles.named(state="ward", action="drug", reward="gain", episode="patient", terminated=True)
-    >>> log = read_rows(table, roles)
-    >>> log.s.tolist(), log.s_next.tolist(), log.starts.tolist(), log.labels.states
-    ([1, 0, 1], [0, -1, -1], [0, 2], ('a', 'b'))
+    Where a number, a time or a flag is text, a column with the ending `TEXT` holds what is malformed. With `numbered`
+    there is a column `ROW`. A table whose rows would not fit into memory is refused unless it is counted.
     """
-    if discretizer is not None and not isinstance(discretizer, (Discretizer, Mapping)):
-        raise TypeError(f"discretizer must be a Discretizer or arguments of its fit, got {discretizer!r:.200}")
-    columns = load(table, roles.kinds(continuous=discretizer is not None))
-    n = len(next(iter(columns.values())).values)
+    con, nw = connect(), narwhals()
+    labels: dict[str, list[Any]] = {}
+    if files_of(source) is None:
+        given, names = _columns_of(source)
+        check_names(columns, names)
+        if given is not None:
+            source, labels = _arrow(columns, given)
+        elif hasattr(source, "read_all"):
+            source = source.read_all()  # batches come only once
+        quoted = {each: _quoted(each.name if given is None else each.alias) for each in columns}
+    else:
+        check_names(columns, _names_of_files(con, source))
+        quoted = {each: _quoted(each.name) for each in columns}
+    by_name = dict(create_source(con, source, dict.fromkeys(quoted.values())))
+    types = {each: by_name[text[1:-1].replace('""', '"')] for each, text in quoted.items()}
+    n = con.execute("SELECT count(*) FROM source").fetchone()[0]
     if n == 0:
         raise ValueError("the table has no rows")
-    faults = Faults(n)
-    flags = {
-        name: faults.numbers(columns[column], "not true or false") == 1
-        if isinstance(column, str)
-        else np.zeros(n, bool)
-        for name, column in (("terminated", roles.terminated), ("truncated", roles.truncated))
-    }
-    rewards = faults.numbers(columns[roles.reward]).astype(np.float64)
-    costs = [faults.numbers(columns[name]).astype(np.float64) for name in roles.costs]
-    action = faults.codes([[columns[name]] for name in roles.action], tuples="action" in roles.tuples)
-    groups = None if roles.episode is None else faults.codes([[columns[roles.episode]]])
-    times = None if roles.time is None else faults.numbers(columns[roles.time], "not a number or a date")
-    disorder = None  # raised after missing values, which may be its cause
-    try:
-        rows = Rows.of(groups, times, flags, roles, faults)
-        terminated = rows.ends(flags, roles, faults.any)
-    except ValueError as error:
-        disorder, terminated = error, flags["terminated"] | (roles.terminated is True)
-    states = [[columns[name]] for name in roles.state]
-    if roles.next_state is not None:  # of a row that ends its episode the next state is not used, and may be missing
-        for column, name in zip(states, roles.next_state, strict=True):
-            column.append(columns[name])
-    if discretizer is None:
-        state = faults.codes(states, tuples="state" in roles.tuples, unused=terminated)
-    else:
-        state = faults.cells(states, discretizer, terminated)
-    faults.refuse(drop, roles.episode)
-    if disorder is not None:
-        raise disorder
-    notes = faults.notes()
-    placed = rows.placed(roles, faults, notes)
-    keep = ~faults.any & placed
-    s = state.codes[:n]
-    if roles.next_state is not None:
-        s_next = state.codes[n:]
-        rows.check_chain(s, s_next, terminated, keep, state.labels)
-    else:
-        s_next = rows.following(s)
-        keep &= rows.with_next(keep, terminated, s_next, notes)
-    if not keep.any():
-        raise ValueError("; ".join(["no row of the table can be used", *notes]))
-    starts = rows.starts(keep, notes)
-    rows.note_lost_starts(keep, placed, notes)
-    kept = rows.order[keep[rows.order]]
-    both = np.stack([s[kept], np.where(terminated, -1, s_next)[kept]])
-    used, positions = np.unique(both, return_inverse=True)
-    used_actions, a = np.unique(action.codes[kept], return_inverse=True)
-    n_none = np.count_nonzero(used < 0)  # -1 is no state
-    indices = (positions - n_none).reshape(2, -1).astype(np.int32)
-    ended = terminated[kept]
-    log = Dataset(
-        indices[0],
-        a,
-        indices[1],
-        rewards[kept],
-        costs={name: column[kept] for name, column in zip(roles.costs, costs, strict=True)},
-        n_states=len(used) - int(n_none),
-        n_actions=len(used_actions),
-        terminated=ended if ended.any() else None,
-        starts=starts,
-    )
-    labels = Labels(
-        (state.labels[k] for k in used[n_none:]), (action.labels[k] for k in used_actions), state.discretizer
-    )
-    initial = rows.initial(s, used[n_none:], keep, placed, starts)
-    log.__dict__.update(labels=labels, _notes=tuple(notes), _initial=initial)
-    return log
+    if not counts:
+        refuse_large(n * (PER_ROW + 16 * len(columns)), f"a table of {n:,} rows")
+    chosen = [f"row_number() OVER () - 1 AS {ROW}"] if numbered else []
+    for each, text in quoted.items():
+        if each.kind == "label":
+            chosen.append(f"{text if counts else _label(con, each, quoted, types)} AS {each.alias}")
+            continue
+        value, may_fail = _typed(con, text, types[each], each.kind)
+        chosen.append(f"{value} AS {each.alias}")
+        if may_fail:
+            chosen.append(f'CASE WHEN {value} IS NULL THEN {text}::VARCHAR END AS "{each.alias}{TEXT}"')
+    con.execute(f"CREATE TEMP VIEW typed AS SELECT {', '.join(chosen)} FROM source")
+    con.execute(f"SET preserve_insertion_order = {str(numbered).lower()}")
+    return Table(nw.from_native(con.table("typed")).lazy(), labels, con)
 
 
-# Missing and malformed values.
+def _typed(con: Any, text: str, sql_type: str, kind: str) -> tuple[str, bool]:
+    """A column as a number, a flag or a time, and whether values may be malformed, which gives NULL."""
+    if _NUMBERS.fullmatch(sql_type):
+        return (f"CAST({text} AS DOUBLE)" if kind == "number" or sql_type == "HUGEINT" else text), False
+    if kind == "flag":
+        lower = f"lower({text}::VARCHAR)"
+        true, false = f"{lower} IN ('true', '1', '1.0')", f"{lower} IN ('false', '0', '0.0')"
+        return f"CASE WHEN {true} THEN 1 WHEN {false} THEN 0 END", True
+    if kind == "time" and sql_type.startswith(("DATE", "TIMESTAMP")):
+        return text, False
+    number = f"TRY_CAST({text}::VARCHAR AS DOUBLE)"
+    if kind == "time":
+        wrong = f"SELECT 1 FROM source WHERE {text} IS NOT NULL AND {number} IS NULL LIMIT 1"
+        number = f"TRY_CAST({text} AS TIMESTAMPTZ)" if con.execute(wrong).fetchall() else number
+    return number, True
 
 
-@dataclass
-class Faults:
-    """Missing and malformed values, by column."""
-
-    n: int
-    found: list[tuple[Column, str, Mask]] = field(default_factory=list)
-
-    @property
-    def any(self) -> Mask:
-        """Rows with a fault."""
-        return self.of(*{column.name for column, _, _ in self.found})
-
-    def of(self, *names: str) -> Mask:
-        """Rows with a fault in one of these columns."""
-        bad = np.zeros(self.n, dtype=bool)
-        for column, _, rows in self.found:
-            if column.name in names:
-                bad |= rows
-        return bad
-
-    def add(self, column: Column, what: str, rows: Mask) -> None:
-        """Add a fault, if it occurs; a column may have two roles, and its faults count once."""
-        known = any((one.name, fault) == (column.name, what) for one, fault, _ in self.found)
-        if rows.any() and not known:
-            self.found.append((column, what, rows))
-
-    def refuse(self, drop: bool, episode: str | None) -> None:
-        """Raise one error for all faults, or if rows are dropped for those in the column `episode`."""
-        reason, faults = 'the table has missing or malformed values; missing="drop" leaves out these rows', self.found
-        if drop:
-            reason = "rows whose episode is not known cannot be dropped: some episode would miss a row unnoticed"
-            faults = [fault for fault in faults if fault[0].name == episode]
-        lines = [
-            f"\n  {column}: {rows.sum()} {what}, {in_rows(rows)}"
-            + ("" if what == "missing" else f" ({', '.join(f'{value!r:.40}' for value in _shown(column, rows))})")
-            for column, what, rows in faults
-        ]
-        if lines:
-            raise ValueError(f"{reason} (rows are counted from 0):{''.join(lines)}")
-
-    def notes(self) -> list[str]:
-        """Say how many rows are left out."""
-        if not self.found:
-            return []
-        parts = [f"{column}: {rows.sum()} {what}" for column, what, rows in self.found]
-        return [f"{counted(self.any)} left out because of missing or malformed values; {'; '.join(parts)}"]
-
-    def numbers(self, column: Column, fault: str = "not a number", unused: Mask | None = None) -> NDArray[Any]:
-        """Finite numbers or times; the values in the rows `unused` are not looked at."""
-        used = np.ones(self.n, dtype=bool) if unused is None else ~unused
-        infinite = np.isinf(column.values) if column.values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
-        self.add(column, "missing", column.missing & used)
-        if column.wrong is not None:
-            self.add(column, fault, column.wrong & used)
-        self.add(column, "infinite", infinite & used)
-        return np.where(infinite, 0, column.values)
-
-    def codes(self, parts: list[list[Column]], *, tuples: bool = False, unused: Mask | None = None) -> Coded:
-        """Labels made of one column, or of several as tuples.
-
-        Each part is a column, perhaps followed by that of the next states, whose values in the rows `unused` are not
-        looked at.
-        """
-        labels = []
-        for part in parts:
-            try:
-                labels.append(self._labels(part, unused))
-                if part[0].role == "state":
-                    _refuse_measurements(labels[-1].labels)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"{' and '.join(map(str, part))}: {error}") from None
-        return paired(labels) if tuples else labels[0]
-
-    def _labels(self, part: list[Column], unused: Mask | None) -> Coded:
-        coded = []
-        for k, column in enumerate(part):
-            valid = np.ones(self.n, dtype=bool) if k == 0 or unused is None else ~unused
-            infinite = np.isinf(column.values) if column.values.dtype.kind == "f" else np.zeros(self.n, dtype=bool)
-            self.add(column, "missing", column.missing & valid)
-            self.add(column, "infinite", infinite & valid)
-            valid &= ~column.missing & ~infinite
-            own = distinct_labels(column.values[valid]) if column.labels is None else None
-            codes = np.full(self.n, -1, dtype=np.int64)
-            codes[valid] = column.values[valid] if own is None else own.codes
-            coded.append(Coded(codes, (column.labels or []) if own is None else own.labels))
-        labels, positions = merged(coded)
-        return Coded(np.concatenate(positions), labels)
-
-    def cells(self, parts: list[list[Column]], discretizer: Discretizer | Mapping[str, Any], unused: Mask) -> Coded:
-        """States that a discretizer, fitted first if need be, makes of columns of numbers; otherwise as `codes`."""
-        values, valid = [], []
-        for which in range(len(parts[0])):
-            skipped = unused if which else np.zeros(self.n, dtype=bool)
-            columns = [part[which] for part in parts]
-            values.append(np.stack([self.numbers(column, unused=skipped) for column in columns], axis=1))
-            valid.append(~skipped & ~self.of(*(column.name for column in columns)))
-        everything, known = np.concatenate(values).astype(np.float64), np.concatenate(valid)
-        codes = np.full(len(everything), -1, dtype=np.int64)
-        if not known.any():
-            return Coded(codes, [])
-        if not isinstance(discretizer, Discretizer):
-            discretizer = Discretizer.fit(everything[known], **discretizer)
-        codes[known] = discretizer.states(everything[known])
-        return Coded(codes, list(range(discretizer.n_states)), discretizer)
+def _label(con: Any, column: Column, quoted: Mapping[Column, str], types: Mapping[Column, str]) -> str:
+    """A column of labels; text becomes the positions of an ENUM, which states and next states share."""
+    together = [each for each in quoted if each.alias in paired_aliases(column.alias)]
+    if column.role == "episode" or not all(types[each].startswith(("VARCHAR", "ENUM")) for each in together):
+        return quoted[column]
+    enum = f"labels_of_{together[0].alias}"
+    if column == together[0]:
+        every = " UNION ".join(f"SELECT {quoted[each]}::VARCHAR AS label FROM source" for each in together)
+        con.execute(f"CREATE TYPE {enum} AS ENUM (SELECT * FROM ({every}) WHERE label IS NOT NULL ORDER BY label)")
+    return f"{quoted[column]}::VARCHAR::{enum}"
 
 
-def _refuse_measurements(labels: list[Any]) -> None:
-    """Raise a ValueError for states that are thousands of numbers with fractions: measurements, not names of states."""
-    if len(labels) > MOST_FLOATS and all(isinstance(label, float) for label in labels):
+def check_names(columns: Sequence[Column], names: Sequence[Any]) -> None:
+    """Raise a ValueError for columns that a table does not have, or has twice."""
+    absent = {each.name: each for each in columns if each.name not in names}
+    if absent:
+        listed = ", ".join(f"{name!r} ({each.role}){_meant(name, names)}" for name, each in absent.items())
+        raise ValueError(f"the table has no column {listed}; its columns are {', '.join(map(repr, names))}")
+    twice = dict.fromkeys(each.name for each in columns if names.count(each.name) > 1)
+    if twice:
+        raise ValueError(f"the table has more than one column {', '.join(map(repr, twice))}")
+
+
+def _meant(name: str, names: Sequence[Any]) -> str:
+    close = difflib.get_close_matches(name, [each for each in names if isinstance(each, str)], n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def refuse_large(n_bytes: float, what: str) -> None:
+    """Raise a ValueError if something would take more than half of the machine's memory."""
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if hasattr(os, "sysconf") else 4e9
+    if n_bytes > half:
         raise ValueError(
-            f"{len(labels):,} different numbers would be as many states: pass discretizer= to make fewer states of "
-            "them, or give the column as text if these are names"
+            f"{what} would take {n_bytes / 1e9:.3g} GB of memory, and at most {half / 1e9:.3g} GB are used; "
+            "read_log(..., counts=True) reads counts instead of rows"
         )
 
 
-def counted(rows: Mask, one: str = "was", many: str = "were") -> str:
-    """Number of rows, with the form of the verb that goes with it."""
-    n = int(rows.sum())
-    return f"{n} row {one}" if n == 1 else f"{n:,} rows {many}"
+# DuckDB and files.
 
 
-def in_rows(rows: Mask) -> str:
-    """Say which rows, or which are the first."""
-    places = np.flatnonzero(rows)
-    listed = ", ".join(map(str, places[:SHOWN]))
-    return f"in row {listed}" if len(places) == 1 else f"{'first ' if len(places) > SHOWN else ''}in rows {listed}"
+def duckdb_module() -> Any:
+    """Import DuckDB; the error says how to install it."""
+    try:
+        import duckdb
+    except ImportError:
+        raise ImportError("tables need duckdb: pip install 'dpdl[table]'") from None
+    return duckdb
 
 
-def _shown(column: Column, rows: Mask) -> Sequence[Any]:
-    """The first malformed or infinite values."""
-    if column.wrong is not None and (rows <= column.wrong).all():
-        return column.shown
-    return [plain(value) for value in column.values[rows][:SHOWN]]
+def narwhals() -> Any:
+    """Import narwhals; the error says how to install it."""
+    try:
+        import narwhals
+    except ImportError:
+        raise ImportError("tables need narwhals: pip install 'dpdl[table]'") from None
+    return narwhals
 
 
-# Episodes.
+def connect() -> Any:
+    """A connection to a DuckDB of its own, in memory."""
+    spill = os.path.join(tempfile.gettempdir(), f"dpdl-{secrets.token_hex(8)}")  # DuckDB makes and removes it
+    con = duckdb_module().connect(config={"memory_limit": MEMORY, "temp_directory": spill, "custom_user_agent": "dpdl"})
+    con.execute("SET TimeZone = 'UTC'")
+    return con
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows in the order of the log."""
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn an error of DuckDB into a ValueError of one line."""
+    try:
+        yield
+    except duckdb_module().Error as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"it cannot be read: {' '.join(lines[:3]):.400}") from None
 
-    order: NDArray[np.intp]  # the rows, episode after episode
-    first: Mask  # by row, whether it is the first of its episode
-    last: Mask
-    group: Codes | None = None  # by row, the number of its episode, if a column says which it is
-    independent: bool = False  # whether there are no episodes
 
-    @classmethod
-    def of(
-        cls, groups: Coded | None, times: NDArray[Any] | None, flags: dict[str, Mask], roles: Roles, faults: Faults
-    ) -> Rows:
-        """Order the rows."""
-        n = faults.n
-        if groups is None:
-            if not roles.in_row_order:
-                return cls(np.arange(n), np.ones(n, dtype=bool), np.ones(n, dtype=bool), independent=True)
-            # Where it is not known whether a row ends its episode, nothing is concluded from the row after it.
-            unknown = faults.of(*(one for one in (roles.terminated, roles.truncated) if isinstance(one, str)))
-            ends = flags["terminated"] | flags["truncated"]
-            return cls(np.arange(n), np.append(True, ends[:-1]), np.append((ends | unknown)[:-1], True))
-        _, firsts, group = np.unique(groups.codes, return_index=True, return_inverse=True)
-        group = np.argsort(np.argsort(firsts))[group]  # by first appearance
-        if times is not None:
-            order = np.lexsort((times, group))
-            same = (times[order][1:] == times[order][:-1]) & (group[order][1:] == group[order][:-1])
-            known = ~faults.any[order]
-            same &= known[1:] & known[:-1]
-            if same.any():
-                k = int(np.argmax(same))
-                one, two = sorted(order[k : k + 2].tolist())
-                raise ValueError(
-                    f"column {roles.time!r} (time): a time must not occur twice in an episode, but rows {one} and "
-                    f"{two} of episode {groups.labels[groups.codes[one]]!r} have the same time "
-                    f"(such rows in the table: {same.sum()})"
-                )
-        else:
-            order = np.arange(n)
-            begins = np.append(True, group[1:] != group[:-1])
-            if np.count_nonzero(begins) > group.max() + 1:
-                k = np.flatnonzero(begins)[np.argmax(np.diff(np.maximum.accumulate(group[begins]), prepend=-1) == 0)]
-                before = int(np.flatnonzero(group[:k] == group[k])[-1])
-                raise ValueError(
-                    f"column {roles.episode!r} (episode): the rows of an episode must be together, but those of "
-                    f"{groups.labels[groups.codes[k]]!r} go on in row {k} after row {before}; "
-                    "sort the table, or pass time="
-                )
-        first, last = np.empty((2, n), dtype=bool)
-        changes = group[order][1:] != group[order][:-1]
-        first[order], last[order] = np.append(True, changes), np.append(changes, True)
-        return cls(order, first, last, group)
+def files_of(source: Any) -> list[str] | None:
+    """The files of a path, a folder, a pattern, or a list of these, in natural order; None if it is nothing of it.
 
-    def ends(self, flags: dict[str, Mask], roles: Roles, faulty: Mask) -> Mask:
-        """Return which rows end their episodes, by row."""
-        terminated, truncated = flags["terminated"], flags["truncated"]
-        if self.independent:
-            return terminated
-        if roles.terminated is True:
-            terminated = self.last & ~truncated
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            early = flag & ~self.last
-            if early.any():
-                raise ValueError(
-                    f"column {getattr(roles, name)!r} ({name}): only the last row of an episode can be {name}, "
-                    f"but {counted(early, 'is', 'are')} {name} before it, {in_rows(early)}"
-                )
-        stops = self.last & ~terminated & ~faulty
-        if roles.truncated is False and stops.any():
-            raise ValueError(
-                f"truncated=False says that every episode ends, but {counted(stops, 'is', 'are')} the last of an "
-                f"episode and not terminated, {in_rows(stops)}; pass truncated=True if the record stops there"
-            )
-        stops &= ~truncated
-        if roles.next_state is None and roles.terminated is None and roles.truncated is not True and stops.any():
-            raise ValueError(
-                f"column {roles.truncated!r} (truncated): {counted(stops, 'is', 'are')} the last of an episode and not "
-                f"truncated, {in_rows(stops)}; pass terminated= to say whether they end it (a column or True)"
-            )
-        return terminated
+    ``part-10`` comes after ``part-2``. A list keeps its order.
+    """
+    if isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source):
+        return [file for each in source for file in files_of(each) or ()]
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = os.fspath(source)
+    if os.path.isdir(path):
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+        files = [file for file in files if file.endswith(CSV + PARQUET)]
+        files = [file for file in files if not os.path.basename(file).startswith(("_", "."))]
+        if not files:
+            raise ValueError(f"{path}: the folder has no CSV or Parquet files")
+    else:
+        files = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        if not files:
+            raise FileNotFoundError(f"there is no file {path}")
+    return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file)])
 
-    def following(self, s: Codes) -> Codes:
-        """State of the row that follows in the episode, by row; -1 if it is not known."""
-        following = np.full(len(s), -1, dtype=np.int64)
-        following[self.order[:-1]] = s[self.order[1:]]
-        following[self.last] = -1
-        return following
 
-    def with_next(self, keep: Mask, terminated: Mask, s_next: Codes, notes: list[str]) -> Mask:
-        """Return which rows have a next state or need none; the notes say how many have not."""
-        unknown = (s_next < 0) & ~terminated
-        stopped, broken = keep & unknown & self.last, keep & unknown & ~self.last
-        if stopped.any():
-            notes.append(
-                f"{counted(stopped)} left out: the record of an episode stops there, and without next_state the state "
-                "that follows is not known"
-            )
-        if broken.any():
-            notes.append(f"{counted(broken)} left out, because the state in the row that follows is missing")
-        return ~unknown
+def create_source(con: Any, source: Any, quoted: Iterable[str] = ("*",)) -> list[tuple[str, str]]:
+    """Make files or a table of Arrow the view ``source`` of a connection; return names and types of its columns.
 
-    def placed(self, roles: Roles, faults: Faults, notes: list[str]) -> Mask:
-        """Return which rows have a place in their episode: none of an episode in which a time is missing."""
-        if self.group is None or roles.time is None:
-            return np.ones(faults.n, dtype=bool)
-        lost = np.unique(self.group[faults.of(roles.time)])
-        if lost.size:
-            some = "1 episode was" if lost.size == 1 else f"{lost.size:,} episodes were"
-            notes.append(f"{some} left out whole, because a time there is missing or malformed")
-        return ~np.isin(self.group, lost)
+    Rows are in order. A CSV is read as text, and only once.
+    """
+    files, chosen = files_of(source), ", ".join(quoted)
+    if files is None:
+        con.register("given", source)
+        con.execute(f"CREATE TEMP VIEW source AS SELECT {chosen} FROM given")
+    elif all(file.endswith(CSV) for file in files):
+        con.execute(f"CREATE TEMP TABLE source AS SELECT {chosen} FROM {_csv(files)}")
+    elif all(file.endswith(PARQUET) for file in files):
+        con.execute(f"CREATE TEMP VIEW source AS SELECT {chosen} FROM read_parquet({_listed(files)})")
+    else:
+        raise ValueError(f"{files[0]}: a table is a .csv or .parquet file, or several files of one of these kinds")
+    return [(name, kind) for name, kind, *_ in con.execute("DESCRIBE source").fetchall()]
 
-    def check_chain(self, s: Codes, s_next: Codes, terminated: Mask, keep: Mask, labels: Sequence[Any]) -> None:
-        """Check that the next state of a row is the state of the row that follows in its episode."""
-        if self.independent:
-            return
-        one, two = self.order[:-1], self.order[1:]
-        broken = (s_next[one] != s[two]) & keep[one] & keep[two] & ~self.last[one] & ~terminated[one]
-        if broken.any():
-            k = int(np.argmax(broken))
-            i, j = one[k], two[k]
-            raise ValueError(
-                f"episodes do not chain: the next state in row {i} is {labels[s_next[i]]!r}, but row {j}, which "
-                f"follows in the same episode, has the state {labels[s[j]]!r} (such rows in the table: {broken.sum()})"
-            )
 
-    def starts(self, keep: Mask, notes: list[str]) -> NDArray[np.int64] | None:
-        """Where trajectories begin among the rows that are kept; one that lost a row is split there."""
-        if self.independent:
-            return None
-        kept = keep[self.order]
-        begins = np.append(True, self.last[self.order][:-1])
-        after_gap = np.append(False, ~kept[:-1]) & ~begins & kept
-        if after_gap.any():
-            notes.append(
-                f"episodes are split where rows were left out (places: {after_gap.sum()}): the record before the gap "
-                "counts as truncated"
-            )
-        return np.flatnonzero((begins | after_gap)[kept]).astype(np.int64)
+def _names_of_files(con: Any, source: Any) -> list[str]:
+    """The names of the columns; in the header of a CSV DuckDB would rename what is there twice."""
+    file = (files_of(source) or [""])[0]
+    if not file.endswith(CSV):
+        names = [name for name, _ in create_source(con, source)]
+        con.execute("DROP VIEW source")
+        return names
+    rows = con.execute(f"SELECT * FROM {_csv([file]).replace('header=true', 'header=false')} LIMIT 1").fetchall()
+    if not rows or rows[0] == (None,):
+        raise ValueError("the file is empty")
+    return ["" if name is None else name for name in rows[0]]
 
-    def note_lost_starts(self, keep: Mask, placed: Mask, notes: list[str]) -> None:
-        """Say how many episodes lost their first row."""
-        lost = self.first & placed & ~keep
-        if not self.independent and lost.any():
-            notes.append(
-                f"the first row of {lost.sum():,} episode{'s' if lost.sum() > 1 else ''} was left out; its state, if "
-                "known, still counts as one in which an episode begins, and the row after it does not"
-            )
 
-    def initial(
-        self, s: Codes, used: Codes, keep: Mask, placed: Mask, starts: Codes | None
-    ) -> NDArray[np.int64] | None:
-        """How often an episode began in each of the states `used`; None if `starts` shows it, or if it is not known."""
-        first = self.first & placed
-        if starts is None or (keep[first].all() and len(starts) == np.count_nonzero(first)):
-            return None
-        known = s[first & np.isin(s, used)]
-        return check.frozen(np.bincount(np.searchsorted(used, known), minlength=len(used))) if len(known) else None
+def _csv(files: list[str]) -> str:
+    nulls = _listed(["", *NULLS])
+    return (
+        f"read_csv({_listed(files)}, header=true, all_varchar=true, delim=',', quote='\"', escape='\"', "
+        f"nullstr={nulls}, max_line_size={LONGEST_ROW}, buffer_size={2 * LONGEST_ROW})"
+    )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# Data frames, dictionaries of arrays and structured arrays.
+
+
+def _columns_of(source: Any) -> tuple[Any, list[Any]]:
+    """Columns by name, or None if DuckDB reads the source itself; and the names."""
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:
+        return source, list(source.dtype.names)
+    if isinstance(source, Mapping):
+        return source, list(source)
+    if hasattr(source, "iloc") and hasattr(source, "columns"):  # of pandas
+        return source, list(source.columns)
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return None, list(source.columns if hasattr(source, "get_columns") else source.schema.names)
+    raise TypeError(
+        "source must be a data frame, an Arrow table, a dictionary of arrays, a structured array or a path, "
+        f"got {type(source).__name__}"
+    )
+
+
+def _arrow(columns: Sequence[Column], given: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """A table of Arrow of the columns that have a role, and the labels of those that then hold positions.
+
+    Objects of Python become text if they are to be numbers, times or flags. As labels they become positions.
+    """
+    import pyarrow
+
+    arrays = {each.alias: _array(each.name, given[each.name]) for each in columns}
+    lengths = {str(each): len(arrays[each.alias]) for each in columns}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns differ in length: {', '.join(f'{n} in {name}' for name, n in lengths.items())}")
+    objects = [each for each in columns if arrays[each.alias].dtype == object]
+    labels: dict[str, list[Any]] = {}
+    for each in objects:
+        if each.kind != "label":
+            present = ~np.ma.getmaskarray(arrays[each.alias])
+            arrays[each.alias][present] = [str(value) for value in arrays[each.alias][present]]
+        elif each.alias not in labels:
+            pair = [other for other in columns if other.alias in paired_aliases(each.alias)]
+            joined = np.ma.concatenate([_boxed(arrays[other.alias]) for other in pair])
+            present = ~np.ma.getmaskarray(joined)
+            try:
+                coded = distinct_labels(joined.data[present])
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{' and '.join(map(str, pair))}: {error}") from None
+            positions = np.ma.zeros(len(joined), dtype=np.int64)
+            positions[present], positions[~present] = coded.codes, np.ma.masked
+            for other, part in zip(pair, np.split(positions, len(pair)), strict=True):
+                arrays[other.alias], labels[other.alias] = part, coded.labels
+    return pyarrow.table({alias: pyarrow.array(array, from_pandas=True) for alias, array in arrays.items()}), labels
+
+
+def paired_aliases(alias: str) -> tuple[str, str]:
+    """The names of a column of states and of the column of next states that has the same labels."""
+    return alias.replace("next", "state"), alias.replace("state", "next")
+
+
+def _array(name: str, values: Any) -> Any:
+    """A column of a mapping as a Series of pandas or an array; it has objects only if they are not of one kind."""
+    if isinstance(values, (list, tuple)):
+        values = np.fromiter(values, dtype=object, count=len(values))
+    if not hasattr(values, "__array__"):
+        raise TypeError(f"column {name!r} must be an array or a list, got {type(values).__name__}")
+    if hasattr(values, "iloc") and values.dtype != object:  # of pandas
+        return values
+    array = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"column {name!r} must have one dimension, got shape {array.shape}")
+    if array.dtype.kind in "OcV":
+        return _unboxed(_boxed(array))
+    if array.dtype.kind == "M" and np.datetime_data(array.dtype)[0] not in ("D", "s", "ms", "us", "ns"):
+        return array.astype("M8[us]")
+    wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize not in (4, 8) else array.dtype
+    return array.astype(np.dtype(wide).newbyteorder("="), copy=False)
+
+
+def _boxed(array: Any) -> Any:
+    """An array as objects of Python, masked where they are missing."""
+    values = np.fromiter(np.ma.getdata(array), dtype=object, count=len(array))
+    missing = np.fromiter(map(_is_missing, values), dtype=bool, count=len(values))
+    return np.ma.array(values, mask=missing | np.ma.getmaskarray(array))
+
+
+def _unboxed(array: Any) -> Any:
+    """Objects as an array of their own kind if they are numbers of one kind."""
+    present = ~array.mask
+    kinds = set(map(type, array.data[present]))
+    for number, dtype in ((bool, np.bool_), (Integral, np.int64), (Real, np.float64)):
+        if kinds and all(issubclass(kind, number) and (number is bool or kind is not bool) for kind in kinds):
+            numbers = np.ma.zeros(len(array), dtype=dtype)
+            try:
+                numbers[present], numbers[~present] = array.data[present], np.ma.masked
+                return numbers
+            except OverflowError:
+                break
+    return array
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, (float, np.generic)) and bool(value != value)

@@ -1,7 +1,7 @@
 """Atomic replacement of files and folders, and locks.
 
-Data is written under a temporary name beside the target, which is then renamed. The writer holds a lock on a temporary
-file, so that the next writer to the same target can recognise and remove what a killed process left behind.
+Data is written under a temporary name beside the target, which is then renamed. A temporary file has the same name in
+every process, and the one that writes it holds a lock on it: what a killed process left is written over by the next.
 `FileLock` is the lock of a run on its checkpoint, so that no other run writes there.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import shutil
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +22,6 @@ from typing import IO, Any, Self
 if sys.platform != "win32":
     import fcntl
 
-TEMPORARY, OLD = ".tmp", ".old"
 EXISTS = "it exists already; pass overwrite=True to replace it"
 
 
@@ -34,16 +33,23 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
     `overwrite` is set and `replaceable` accepts it. Only if the process is killed between the two renames is `path`
     missing: the old folder is then kept beside it, with suffix .old.
     """
+
+    def refuse_existing() -> None:
+        if os.path.lexists(target) and not overwrite:
+            refuse(target, EXISTS)
+        if os.path.lexists(target) and not replaceable(target):
+            refuse(target, "it is not replaced, because it is not a data set or holds other files")
+
     target = Path(os.path.realpath(path))
-    temporary = temporary_name(target)
-    aside = temporary.with_suffix(OLD)
-    _refuse_existing(target, overwrite, replaceable)
+    temporary = _beside(target, f".{secrets.token_hex(8)}.tmp")
+    aside = temporary.with_suffix(".old")
+    refuse_existing()
     with naming_the_target(target):
         temporary.mkdir()
     try:
         yield temporary
         with naming_the_target(target):
-            _refuse_existing(target, overwrite, replaceable)
+            refuse_existing()
             if os.path.lexists(target):
                 os.rename(target, aside)
             os.rename(temporary, target)
@@ -56,34 +62,91 @@ def replacing(path: str | os.PathLike[str], overwrite: bool, replaceable: Callab
 
 
 @contextmanager
-def replacing_file(path: str | os.PathLike[str], overwrite: bool) -> Iterator[IO[bytes]]:
-    """Yield a new file to write to, which replaces `path` when the block ends without an exception."""
+def replacing_file(path: str | os.PathLike[str], overwrite: bool, held: FileLock | None = None) -> Iterator[IO[bytes]]:
+    """Yield a new file to write to, which replaces `path` when the block ends without an exception.
+
+    Without `overwrite` nothing is replaced, not even what was created concurrently. `held` is the lock on the file that
+    is replaced, and is moved to the new one.
+    """
     target = Path(os.path.realpath(path))
     if target.is_dir():
         refuse(target, "it is a folder, not a file")
     if not overwrite and os.path.lexists(target):
         refuse(target, EXISTS)
-    remove_leftovers(target)
-    with naming_the_target(target), temporary_file(target) as temporary:
-        with open(temporary, "xb") as file:
-            lock(file.fileno())
+    with naming_the_target(target):
+        temporary, file = _open_temporary(target)
+        try:
             yield file
-        sync(temporary)
+            file.flush()
+            os.fsync(file.fileno())
+            if sys.platform == "win32":
+                file.close()  # an open file cannot be renamed there; elsewhere it stays locked
+            _rename(temporary, target, overwrite)
+        except BaseException:
+            if sys.platform == "win32":
+                file.close()
+            temporary.unlink(missing_ok=True)
+            raise
+        else:
+            if held is not None:
+                held.keep(file)
+        finally:
+            if held is None or held.file is not file:
+                file.close()
+
+
+def _open_temporary(target: Path) -> tuple[Path, IO[bytes]]:
+    """Open an empty file beside a target and lock it; while another process writes to it, wait."""
+    temporary = _beside(target, ".tmp")
+    while True:
+        # It may be another's, so it is not truncated before it is locked.
+        file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            if not lock(file.fileno()):  # there are no locks here, so the name must be unique
+                file.close()
+                temporary.unlink(missing_ok=True)
+                temporary = _beside(target, f".{secrets.token_hex(8)}.tmp")
+                return temporary, open(temporary, "xb")
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(temporary)):  # else the other one has renamed it
+                file.truncate()
+                return temporary, file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        file.close()
+        time.sleep(0.001)
+
+
+def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
+    """Rename a file; unless `overwrite` is set, of two that want the same name one fails."""
+    if overwrite:
         os.replace(temporary, target)
+    else:
+        try:
+            os.link(temporary, target)
+            temporary.unlink()
+        except OSError:
+            if os.path.lexists(target):
+                refuse(target, EXISTS)
+            os.replace(temporary, target)  # a file system without hard links
+    with suppress(OSError):  # makes the rename durable, where the platform supports that
         sync(target.parent)
 
 
+def _beside(target: Path, ending: str) -> Path:
+    """A hidden name beside a target, with at most 100 bytes of the target's name."""
+    return target.with_name(f".{os.fsencode(target.name)[:100].decode(errors='ignore')}{ending}")
+
+
 @contextmanager
-def naming_the_target(
-    target: str | os.PathLike[str], what: str = "it could not be written, and nothing was left behind"
-) -> Iterator[None]:
+def naming_the_target(target: str | os.PathLike[str]) -> Iterator[None]:
     """Add the target to every OSError; that of a full disk does not name the file."""
     try:
         yield
     except FileExistsError:  # names it already
         raise
     except OSError as error:
-        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}: {what}", str(target)) from error
+        reason = f"{error.strerror or error}: it could not be written, and what was there is unchanged"
+        raise OSError(error.errno or errno.EIO, reason, str(target)) from error
 
 
 def sync(path: Path) -> None:
@@ -102,57 +165,31 @@ def refuse(target: Path, reason: str) -> None:
     raise FileExistsError(errno.EEXIST, reason, str(target))
 
 
-def _refuse_existing(target: Path, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        refuse(target, EXISTS)
-    if not replaceable(target):
-        refuse(target, "it is not replaced, because it is not a data set or holds other files")
+def lock(descriptor: int) -> bool:
+    """Lock a file until it is closed; False if there are no locks: on Windows, and some network file systems.
 
-
-def temporary_name(target: Path) -> Path:
-    """A unique name beside the target, with at most 100 bytes of the target's name."""
-    return target.with_name(f".{_short(target.name)}.{secrets.token_hex(8)}{TEMPORARY}")
-
-
-@contextmanager
-def temporary_file(target: Path) -> Iterator[Path]:
-    """Yield a `temporary_name`; a file of that name is removed when the block ends."""
-    temporary = temporary_name(target)
-    try:
-        yield temporary
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
-def lock(descriptor: int) -> None:
-    """Lock a file or folder until it is closed, to distinguish one that is being written from an abandoned one.
-
-    A process number in its name is not enough: processes in two containers may have the same one. BlockingIOError means
-    that another process holds the lock.
+    A BlockingIOError means that another process holds the lock.
     """
-    if sys.platform == "win32":  # an open file cannot be removed there
-        return
+    if sys.platform == "win32":
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # some network file systems have no locks; leftovers are not removed there either
-        pass
+    except OSError:
+        return False
+    return True
 
 
 class FileLock:
     """The lock that a run holds on its file, from `take` or `keep` until `release` or the end of the block.
 
     The file itself is locked, and then each file that replaces it. So nothing is left behind, and the lock of a process
-    that is killed ends with it. There is no lock on Windows, where an open file cannot be replaced, and on file systems
-    without locks.
+    that is killed ends with it.
     """
 
     def __init__(self) -> None:
-        self._file: IO[Any] | None = None
+        self.file: IO[Any] | None = None
         _file_locks.add(self)
 
     def __enter__(self) -> Self:
@@ -160,11 +197,6 @@ class FileLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
-
-    def release(self) -> None:
-        """Release the lock, if any is held."""
-        _unlock(self._file)
-        self._file = None
 
     def take(self, path: Path) -> None:
         """Lock the file at a path; a BlockingIOError says that another run holds the lock."""
@@ -182,31 +214,29 @@ class FileLock:
                     closing.pop_all()
                     return
 
-    def keep(self, file: IO[Any]) -> None:
-        """Keep a file that is locked already, instead of the one before; `release` closes it."""
-        before, self._file = self._file, file
-        _unlock(before)
+    def keep(self, file: IO[Any] | None) -> None:
+        """Hold a file that is locked already, instead of the one before."""
+        before, self.file = self.file, file
+        if before is not None and not before.closed:
+            with before, suppress(OSError):  # a file system without locks
+                if sys.platform != "win32":
+                    fcntl.flock(before.fileno(), fcntl.LOCK_UN)  # a child that is being forked may have it open too
+
+    def release(self) -> None:
+        """Release the lock, if any is held."""
+        self.keep(None)
 
     @staticmethod
     def forget_all() -> None:
         """Close the files in a forked child, so that it does not hold the locks after the end of its parent."""
-        for one in _file_locks:
-            if one._file is not None:
-                one._file.close()
+        for held in _file_locks:
+            if held.file is not None:
+                held.file.close()
 
 
 _file_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=FileLock.forget_all)
-
-
-def _unlock(file: IO[Any] | None) -> None:
-    if file is None or file.closed:
-        return
-    with file:
-        if sys.platform != "win32":
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 def _holder(descriptor: int) -> str:
@@ -218,29 +248,3 @@ def _holder(descriptor: int) -> str:
             if (kind, file) == ("FLOCK", where):
                 return f" (process {process})"
     return ""
-
-
-def remove_leftovers(target: Path) -> None:
-    """Remove temporary files that killed processes left beside a target: those that nobody holds the lock of."""
-    pattern = re.compile(re.escape(f".{_short(target.name)}.") + "[0-9a-f]{16}" + re.escape(TEMPORARY))
-    with suppress(OSError), os.scandir(target.parent) as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_unless_locked(entry.path)
-
-
-def _remove_unless_locked(path: str) -> None:
-    if sys.platform == "win32":
-        os.unlink(path)
-        return
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    finally:
-        os.close(descriptor)
-
-
-def _short(name: str) -> str:
-    return os.fsencode(name)[:100].decode(errors="ignore")

@@ -30,6 +30,8 @@ def parse(
     options = Options(**{name: value for name, value in keywords.items() if name in of_options})
     check.instance("log", log, Dataset)
     rest = {name: value for name, value in keywords.items() if name not in of_options and name not in of_inputs}
+    if check.flag("strict", keywords.get("strict", False)) and rest.get("mixing_time") is not None:
+        rest = {"order": "once"} | rest  # a strict run has no other
     chosen = Settings.of(settings, rest)
     given = {name: value for name, value in keywords.items() if name in of_inputs}
     return chosen, Inputs.of(pose(log, *chosen.asked), **given, **inputs), options

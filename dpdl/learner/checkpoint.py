@@ -7,7 +7,7 @@ JSON with what the run follows from:
     arithmetic      version of the arithmetic of a run; it must be that of this dpdl
     fingerprint     of the log
     settings        as the caller stated them
-    found           psi, slater, T and the mixing time, if they were found from the log
+    completed       psi, slater, T, the mixing time and the order, stated or completed from the log
     inputs, reference_given, start      the other arguments
     digest          SHA-256 of the initial distribution, the counts of mu_hat and the coordinates
     n_samples       of mu_hat
@@ -15,7 +15,7 @@ JSON with what the run follows from:
 
 A checkpoint is written to a temporary file in the same folder, flushed to the disk and renamed: at every moment the
 path holds a complete checkpoint, the old or the new one. A process that is killed leaves its temporary file behind,
-which the next one removes.
+which the next one writes over.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +38,7 @@ from dpdl import _validation as check
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.data.reference import Reference
-from dpdl.files.atomic import FileLock, lock, naming_the_target, refuse, remove_leftovers, sync, temporary_file
+from dpdl.files.atomic import FileLock, refuse, replacing_file
 from dpdl.learner.defaults import plan
 from dpdl.learner.layout import PLAN, Inputs, Layout
 from dpdl.learner.run import Run
@@ -50,13 +48,13 @@ from dpdl.settings import Resolved, Settings
 from dpdl.stopping import Status
 
 #: Increases whenever the same seed would give other bits, or the state has other contents.
-ARITHMETIC = 6
+ARITHMETIC = 7
 #: Bit generators that a checkpoint can hold.
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: The file in a folder of checkpoints that is locked while runs use it.
 LOCK = "lock"
 _HEADER = "header"
-_FOUND = ("psi", "slater", "T", "mixing_time", "order")
+_COMPLETED = ("psi", "slater", "T", "mixing_time", "order")
 _INPUTS = ("n_reference", "strict", "initial_estimated")
 
 Arrays = dict[str, NDArray[Any]]
@@ -75,11 +73,10 @@ def save(path: Path, run: Run, held: FileLock, *, new: bool = False) -> None:
 
 
 def load(path: Path, log: Dataset, settings: Settings | None = None, like: Layout | None = None) -> Run:
-    """Restore a run; a ValueError says why if the checkpoint, the log and what the caller asks for do not agree."""
+    """Restore a run, and change no file; a ValueError says why if checkpoint, log and what is asked for disagree."""
     check.instance("log", log, Dataset)
     if settings is not None:
         check.instance("settings", settings, Settings)
-    remove_leftovers(path)
     header, arrays = read(path)
     if header["fingerprint"] != log.fingerprint:
         raise _unusable(path, "it belongs to another log: the fingerprints differ")
@@ -134,20 +131,23 @@ def peek(path: str | os.PathLike[str]) -> Peek:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     options = {"T": 1000, "step_limit": 300, "checkpoint": Path(folder, "run")}
     ...     _ = learn(log, gamma=0.5, psi=2, slater=1, rho0=[1.0], rng=0, **options)
-    ...     found = peek(Path(folder, "run"))
-    ...     n_steps = found.result(log).n_steps
-    >>> found.n_steps, found.T, n_steps
-    (300, 1000, 300)
+    ...     seen = peek(Path(folder, "run"))
+    ...     result = seen.result(log)
+    >>> seen.n_steps, seen.T, result.status.name
+    (300, 1000, 'RUNNING')
     """
-    where = check.path("path", path)
-    written = datetime.fromtimestamp(os.stat(where).st_mtime).astimezone()
-    header, arrays = read(Path(where))
+    where = Path(check.path("path", path))
+    if where.is_dir():
+        runs = sorted(where.glob("[!.]*-*"))
+        hint = f"peek at a checkpoint in it, for instance {runs[0]}" if runs else "it has no checkpoint"
+        raise IsADirectoryError(f"{where} is a folder: {hint}")
+    header, arrays = read(where)
     n_steps, (log_lam, _, total, low) = int(arrays["counters"][0]), arrays["lam"]
     return Peek(
-        path=Path(where),
+        path=where,
         n_steps=n_steps,
-        T=header["found"]["T"],
-        written=written,
+        T=header["completed"]["T"],
+        written=datetime.fromtimestamp(where.stat().st_mtime).astimezone(),
         settings=Settings(**header["settings"]),
         lam=np.exp(log_lam),
         lam_mean=(total + low) / n_steps if n_steps else np.exp(log_lam),
@@ -163,7 +163,7 @@ def _origin(layout: Layout) -> dict[str, Any]:
         "arithmetic": ARITHMETIC,
         "fingerprint": layout.log.fingerprint,
         "settings": json.loads(settings.to_json()),
-        "found": {name: getattr(settings, name) for name in _FOUND},
+        "completed": {name: getattr(settings, name) for name in _COMPLETED},
         "inputs": {name: getattr(inputs, name) for name in _INPUTS} | {"known": list(inputs.known)},
         "reference_given": inputs.reference is not None,
         "start": layout.start_name,
@@ -176,7 +176,7 @@ def _layout(header: dict[str, Any], arrays: Arrays, log: Dataset) -> Layout:
     """The layout of a stored run; the plan is made again, it is as good as it was."""
     stated = Settings(**header["settings"])
     log = pose(log, *stated.asked)
-    settings: Resolved = replace(stated, **header["found"]).resolve(
+    settings: Resolved = replace(stated, **header["completed"]).resolve(
         log.n_states, log.n_actions, log.n_utilities, stated
     )
     counts = arrays["reference_pairs"], arrays["reference_counts"], header["n_samples"]
@@ -240,22 +240,13 @@ def write(
     With `new`, raise FileExistsError if the path exists, even if it was created concurrently. `held` is the lock on the
     existing checkpoint, which is moved to the written one.
     """
-    if new:
-        remove_leftovers(path)
     text = np.frombuffer(json.dumps(header, default=_plain).encode(), dtype=np.uint8)
-    trouble = naming_the_target(path, "the checkpoint could not be written")
-    with trouble, _locked_temporary(path, held) as (temporary, file):
-        _write_npz(file, {_HEADER: text, **arrays})
-        file.flush()
-        os.fsync(file.fileno())
-        if sys.platform == "win32":
-            file.close()  # an open file cannot be renamed there; elsewhere it stays locked until it is renamed
-        if new:
-            _move_to_free(temporary, path)
-        else:
-            os.replace(temporary, path)
-        with contextlib.suppress(OSError):  # makes the rename durable, where the platform supports that
-            sync(path.parent)
+    try:
+        with replacing_file(path, not new, held) as file:
+            _write_npz(file, {_HEADER: text, **arrays})
+    except FileExistsError:
+        refuse_existing(path)
+        raise
 
 
 def _write_npz(file: IO[bytes], arrays: dict[str, NDArray[Any]]) -> None:
@@ -279,8 +270,8 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
     except Exception as error:  # zipfile and NumPy raise many kinds when they read a damaged archive
         raise _unusable(path, f"it is damaged, or no checkpoint ({error})") from None
     if header["arithmetic"] != ARITHMETIC:
-        found = header["arithmetic"]
-        raise _unusable(path, f"its arithmetic is version {found!r}, that of this dpdl is {ARITHMETIC}")
+        version = header["arithmetic"]
+        raise _unusable(path, f"its arithmetic is version {version!r}, that of this dpdl is {ARITHMETIC}")
     return header, arrays
 
 
@@ -304,39 +295,6 @@ def take_folder(folder: Path, held: FileLock, *, resume: bool) -> None:
     folder.mkdir(exist_ok=True)
     (folder / LOCK).touch()
     held.take(folder / LOCK)
-
-
-@contextlib.contextmanager
-def _locked_temporary(path: Path, held: FileLock | None) -> Iterator[tuple[Path, Any]]:
-    """A new file beside a path, open and locked; another process may remove one before it is locked, so try again.
-
-    After the block `held` keeps it open and locked.
-    """
-    while True:
-        with temporary_file(path) as temporary, contextlib.ExitStack() as closing:
-            file = closing.enter_context(open(temporary, "xb"))
-            try:
-                lock(file.fileno())
-                os.stat(temporary)
-            except (BlockingIOError, FileNotFoundError):
-                continue
-            yield temporary, file
-            if held is not None:
-                held.keep(file)
-                closing.pop_all()
-            return
-
-
-def _move_to_free(temporary: Path, path: Path) -> None:
-    """Rename a file unless the name is taken; of two runs that start at the same time, one fails."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        refuse_existing(path)
-        raise
-    except OSError:  # a file system without hard links
-        refuse_existing(path)
-        os.replace(temporary, path)
 
 
 def _unusable(path: Path, what: str) -> ValueError:

@@ -21,7 +21,7 @@ import numpy as np
 from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
 from dpdl.mixing import estimate_mixing_time
-from dpdl.models.plug_in import plug_in
+from dpdl.models.estimate import plug_in
 from dpdl.models.solution import Solution
 from dpdl.settings import ESTIMATE, Settings
 
@@ -101,10 +101,10 @@ def mixing_time_bound(log: Dataset, delta: float) -> float:
     """The upper confidence bound, at least one step; ValueError if the log is too short for one."""
     if log.kind == "independent":
         raise ValueError("mixing_time cannot be estimated: the log holds independent transitions; see its starts")
-    found = estimate_mixing_time(log, delta=delta)
-    if not np.isfinite(found.upper):
-        raise ValueError(f"mixing_time cannot be estimated: {found.message}; give a bound")
-    return max(1.0, found.upper)
+    estimate = estimate_mixing_time(log, delta=delta)
+    if not np.isfinite(estimate.upper):
+        raise ValueError(f"mixing_time cannot be estimated: {estimate.message}; give a bound")
+    return max(1.0, estimate.upper)
 
 
 def mixed(x: Array, mu_hat: Array, gamma: float) -> Array:

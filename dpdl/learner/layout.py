@@ -32,8 +32,8 @@ from dpdl.question import Question, pose
 from dpdl.result import Point, SparseTable
 from dpdl.settings import ESTIMATE, IN_ORDER, Resolved, Settings
 
-#: Names of starting points: that of Algorithm 1, and the plan of the plug-in model.
-PAPER, PLAN = "paper", "plan"
+#: Names of starting points: that of Algorithm 1, the plan of the plug-in model, and Algorithm 1's for lack of a plan.
+PAPER, PLAN, NO_PLAN = "paper", "plan", "paper, without a plan"
 #: What a caller may vouch for.
 KNOWABLE = ("psi", "slater", "mixing_time")
 #: A start may exceed a bound by this much, relatively.
@@ -236,7 +236,7 @@ class Layout:
     reference: Reference
     coordinates: Coordinates
     constants: Constants
-    start_name: str  # "paper", "plan", or "given" with a digest
+    start_name: str  # PAPER, PLAN, NO_PLAN, or "given" with a digest
     plan: Solution | None = None  # of the plug-in model, if the run starts there
 
     @classmethod
@@ -255,7 +255,7 @@ class Layout:
         if name == PLAN:
             plan = next((each.plan for each in like if _same_plan(each.settings.stated, stated)), None)
             plan = plan or defaults.plan(log, stated, inputs.initial)
-            name = PLAN if plan is not None else PAPER
+            name = PLAN if plan is not None else NO_PLAN
         if not settings.is_complete or settings.mixing_time == ESTIMATE:
             n_rows = len(log) - (inputs.n_reference or 0)
             settings = defaults.completed(log, settings, inputs.initial, plan, n_rows)
@@ -333,7 +333,7 @@ class Layout:
             n_descent=len(self.descent),
             kind=log.kind,
             reference="own" if inputs.n_reference is not None else "shared" if inputs.reference is None else "given",
-            as_stated=self.start_name == PAPER
+            as_stated=self.start_name in (PAPER, NO_PLAN)
             and math.isclose(settings.radius_V, radii[0])
             and math.isclose(settings.radius_lam, radii[1]),
             strict=inputs.strict,
@@ -384,8 +384,8 @@ class Layout:
         k, tiny = self.settings, np.finfo(float).tiny
         log_x = np.minimum(np.log(np.maximum(x, tiny)), self.log_cap)
         total = np.exp(log_x)
-        sums = (total.sum() / self.constants.B1, self.coordinates.c @ total / self.constants.B2)
-        log_x -= max(0.0, *(math.log(one) for one in sums))
+        ratios = (total.sum() / self.constants.B1, self.coordinates.c @ total / self.constants.B2)
+        log_x -= max(0.0, *(math.log(ratio) for ratio in ratios))
         lam = np.maximum(lam, tiny)
         lam = lam * (k.radius_lam / max(k.radius_lam, lam.sum()))
         return log_x, np.clip(V, -k.radius_V, k.radius_V), np.log(lam)
@@ -408,7 +408,7 @@ class Layout:
             if not value <= bound * (1 + FEASIBLE):
                 default = f"the default start is infeasible because {setting}"
                 raise ValueError(
-                    f"{default if self.start_name in (PAPER, PLAN) else 'infeasible start'}: "
+                    f"{'infeasible start' if isinstance(self.inputs.start, Point) else default}: "
                     f"{name} = {value:.6g} exceeds its bound {bound:.6g}"
                 )
 

@@ -53,17 +53,18 @@ def learn(
         Use this many transitions, the first of the log, for mu_hat only and the rest for the descent, as Theorem 4.1
         requires. By default the whole log is used for both.
     reference : Reference, optional
-        mu_hat from other data (`estimate_reference`), instead of `n_reference`.
+        mu_hat from other data (`dpdl.data.reference.estimate_reference`), instead of `n_reference`.
     start : Point or {"paper", "plan"}, optional
         Starting point, for instance the `last` of another result. Default: the paper's if psi, slater and T or eps are
-        given, otherwise the plan; a run from the plan returns the better of plan and average, as judged.
+        given, otherwise the plan; a run from the plan returns the better of plan and average, as judged. Where the
+        plug-in model has no plan, the start is the paper's, and the notes say so.
     known : collection of str, optional
         Which of "psi", "slater", "mixing_time" the caller vouches for; the theorem's conclusion depends on them and no
         run can check them.
     strict : bool, optional
         Run as Theorem 4.1 has it (4.6 with `mixing_time`): eps, psi and slater must be given, mu_hat has the first N_e
-        rows for itself, and every step reads another of the rows after them. A ValueError says how many rows are
-        missing. Only such a result can have a guarantee.
+        rows for itself, and every step reads another of the rows after them: `order` is "once" and need not be given.
+        A ValueError says how many rows are missing. Only such a result can have a guarantee.
     callback : callable, optional
         Called as ``callback(intermediate_result)``; raise StopIteration in it to end the run.
     callback_every : int, optional

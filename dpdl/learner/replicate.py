@@ -43,7 +43,7 @@ from dpdl.settings import Settings
 from dpdl.stopping import Status
 
 #: The file in a folder of checkpoints that says what its runs follow from.
-PLAN = "runs.json"
+RUNS = "runs.json"
 #: Seconds between two looks for Ctrl-C while runs take place elsewhere.
 POLL_SECONDS = 0.1
 
@@ -305,11 +305,11 @@ class _Runs:
 
     def _root(self, folder: Path, rng: Any) -> np.random.SeedSequence:
         """The root of all seeds, stored in the folder of the checkpoints: it is the same when the runs are resumed."""
-        path, what = folder / PLAN, f"checkpoint: {folder} belongs to another call:"
+        path, what = folder / RUNS, f"checkpoint: {folder} belongs to another call:"
         call = json.loads(json.dumps({"runs": self.name, "points": self.points}, default=float))
         if not path.exists():
             if {entry.name for entry in folder.iterdir()} - {checkpoint.LOCK}:
-                raise FileNotFoundError(f"checkpoint: {folder} has no file {PLAN!r}: nothing to resume")
+                raise FileNotFoundError(f"checkpoint: {folder} has no file {RUNS!r}: nothing to resume")
             root = _root(rng)
             entropy = np.asarray(root.entropy, dtype=object).tolist()
             path.write_text(json.dumps(call | {"entropy": entropy, "spawn_key": root.spawn_key}, indent=1))
@@ -407,7 +407,7 @@ def _run_elsewhere(path: str, fingerprint: str, asked: tuple[Settings, Inputs], 
 
 @lru_cache(maxsize=1)
 def _opened(path: str, fingerprint: str) -> Dataset:
-    log = Dataset.open(path, verify=False)  # the caller has verified it
+    log = Dataset.open(path)
     if log.fingerprint != fingerprint:
         raise ValueError(f"the log at {path} is another one for the worker: the fingerprints differ")
     return log

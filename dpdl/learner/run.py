@@ -9,7 +9,7 @@ import numpy as np
 from dpdl import _core
 from dpdl._validation import Array
 from dpdl.learner.defaults import deviation
-from dpdl.learner.layout import Layout
+from dpdl.learner.layout import NO_PLAN, Layout
 from dpdl.premises import guarantee, premises
 from dpdl.result import Result
 from dpdl.stopping import Status
@@ -17,6 +17,7 @@ from dpdl.stopping import Status
 PLAN_IS_BETTER = (
     "the policy is that of the plan: on the plug-in model the average of the run was not judged to be better"
 )
+PLAN_IS_MISSING = "the run started where Algorithm 1 does: no safe plan was found, within psi where that was given"
 AVERAGE_IS_BETTER = "the policy is that of the average: on the plug-in model it was judged to be as good as the plan"
 
 
@@ -60,7 +61,7 @@ class Run:
             diagnostics=core.diagnostics,
             initial=layout.inputs.initial,
             initial_estimated=layout.inputs.initial_estimated,
-            notes=(*log.notes, *self.notes),
+            notes=(*log.notes, *self.notes, *([PLAN_IS_MISSING] if layout.start_name == NO_PLAN else ())),
             question=log.question,
             labels=log.labels,
             log=log,

@@ -91,15 +91,15 @@ def verify(
     >>> from dpdl import learn
     >>> log = Dataset([0, 0], [0, 1], [0, 0], [1.0, 0.0], [[-1.0], [1.0]], n_states=1, n_actions=2)
     >>> result = learn(log, gamma=0.5, psi=2, slater=1, T=200_000, rho0=[1.0], rng=0)
-    >>> found = verify(result, log, rho0=[1.0], eps=0.2)
-    >>> found.verdict, found.enough, round(found.reward, 1)
+    >>> verification = verify(result, log, rho0=[1.0], eps=0.2)
+    >>> verification.verdict, verification.enough, round(verification.reward, 1)
     (True, False, 1.0)
     """
     check.instance("result", result, Result)
     check.instance("log", log, Dataset)
     if result.question is not None and log.question is None:
         _check_columns(result.question, log)
-        log = result.question.pose(log)
+        log = log.posed(result.question)
     settings, reference = result.settings, result.reference
     sizes = (log.n_states, log.n_actions, log.n_utilities)
     if sizes != (reference.n_states, reference.n_actions, len(result.lam_mean)):

@@ -1,4 +1,4 @@
-"""Values and occupancies of policies: linear systems of Markov chains, with bounds of the errors.
+"""Values and occupancies of policies, and best policies for given prices, with bounds of the errors.
 
 Up to a thousand states a normalised occupancy p = (1-gamma) rho0 + gamma P_pi' p is found by elimination. The matrix of
 that system is close to singular for gamma close to one, but it is an M-matrix of a special kind: its rows sum to
@@ -9,15 +9,15 @@ of staying is taken to be one minus the others.
 
 Everything else is found by compiled sweeps (Gauss-Seidel) until its error is known to be small enough. Where they
 converge too slowly, which happens when gamma is close to one and the chain mixes slowly, a sparse factorisation takes
-their place if it stays sparse. A value function is stored as X + offset. With rows that sum to one the constant is the
-slowest part of the error, and with gamma close to one it is so large that the digits of the rest are lost beside it.
-`dpdl._planning` states the bounds that are used; they allow for rounding here.
+their place if it stays sparse. A value function is stored as X + offset: with gamma close to one the constant is so
+large that the digits of the rest are lost beside it. `dpdl._planning` states the bounds; they allow for rounding here.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,9 +28,7 @@ import scipy.sparse.linalg
 from numpy.typing import NDArray
 
 from dpdl import _planning
-from dpdl import policy as policies
 from dpdl._validation import Array
-from dpdl.models.model import Model
 
 _EPS = float(np.finfo(float).eps)
 #: Relative error of what `visits` returns; a third of it was the largest measured on difficult chains of 300 states.
@@ -41,21 +39,26 @@ ELIMINATION_STATES, _QUICK_STATES = 1000, 200
 _LARGEST_ERROR = 1e-6
 #: A call of the compiled sweeps visits about this many entries, so that Ctrl-C is handled in between.
 _ENTRIES_PER_CALL = 2e7
-#: Sweeps after which an evaluation is given up.
-_MOST_SWEEPS = 100_000
+#: Sweeps after which an evaluation is given up, and improvements after which a search is.
+_MOST_SWEEPS, _MOST_IMPROVEMENTS = 100_000, 1000
 #: A factorisation takes as long as sweeps over this many entries a row, and a quarter of the squared bandwidth more.
 _FACTOR_ROW = 400
 #: Largest number of entries that the factors may be expected to have, by the bandwidth.
 _MOST_FACTORS = 5e6
 #: The part of the largest residual that the mean must have to be taken out of all states at once.
 _SHARED = 0.1
+#: The error of an evaluation inside a search, relative to the width of the bounds of the last improvement.
+_INEXACT = 0.1
+#: If an improvement leaves more than this part of the width of the bounds, the next one passes on news in place.
+_SLOW = 0.5
 
 
 @dataclass(frozen=True)
 class Rows:
     """The choices in each state s, rows `first[s]` to `first[s + 1]`: transitions, gains (reward, utilities), `ends`.
 
-    States may have different numbers of rows. Numbers of all rows make a table of this `shape`.
+    `ends` is what a row's inflow of mass falls short of its outflow: 1 - gamma, and gamma times its probability that
+    the episode ends. States may have different numbers of rows. Numbers of all rows make a table of this `shape`.
     """
 
     indptr: NDArray[np.int64]
@@ -67,23 +70,7 @@ class Rows:
     gamma: float
     rho0: Array
     shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model: Model) -> Rows:
-        """Take the pairs of a model."""
-        gains = np.concatenate([model.r.reshape(1, -1), model.u.reshape(-1, model.r.size)])
-        first = np.arange(model.n_states + 1) * model.n_actions
-        return cls.from_matrix(model.P, first, gains, ending(model), model.gamma, model.rho0, model.r.shape)
-
-    @classmethod
-    def of_policy(cls, model: Model, policy: Array) -> Rows:
-        """Take one row a state: the mean of its pairs under a policy."""
-        choose = policies.choice_matrix(policy)
-        gains = [choose @ gain.ravel() for gain in (model.r, *model.u)]
-        P = sp.csr_array(choose @ model.P)
-        P.sort_indices()
-        first = np.arange(model.n_states + 1)
-        return cls.from_matrix(P, first, np.array(gains), choose @ ending(model), model.gamma, model.rho0)
+    has_end: bool = False
 
     @classmethod
     def from_matrix(
@@ -97,22 +84,19 @@ class Rows:
         shape: tuple[int, ...] | None = None,
     ) -> Rows:
         """Take the rows of a sparse matrix, those of state s being first[s] to first[s + 1]; tables are flat."""
-        return cls(
-            indptr=P.indptr.astype(np.int64, copy=False),
-            indices=P.indices.astype(np.int32, copy=False),
-            data=P.data,
-            first=first.astype(np.int32),
-            gains=gains,
-            ends=ends,
-            gamma=gamma,
-            rho0=rho0,
-            shape=P.shape[:1] if shape is None else shape,
-        )
+        indptr, indices = P.indptr.astype(np.int64, copy=False), P.indices.astype(np.int32, copy=False)
+        shape = P.shape[:1] if shape is None else shape
+        return cls(indptr, indices, P.data, first.astype(np.int32), gains, ends, gamma, rho0, shape)
 
     @property
     def n_states(self) -> int:
         """Number of states."""
         return len(self.rho0)
+
+    @property
+    def matrix(self) -> sp.csr_array:
+        """The transitions, one row for each choice."""
+        return sp.csr_array((self.data, self.indices, self.indptr), shape=(len(self.ends), self.n_states))
 
     @cached_property
     def longest(self) -> int:
@@ -123,6 +107,65 @@ class Rows:
     def state(self) -> NDArray[np.intp]:
         """The state of each row."""
         return np.repeat(np.arange(self.n_states), np.diff(self.first))
+
+    @cached_property
+    def moves(self) -> sp.coo_array:
+        """The matrix gamma P without the probabilities of staying."""
+        row = np.repeat(np.arange(len(self.ends)), np.diff(self.indptr))
+        away = self.state[row] != self.indices
+        entries = self.gamma * self.data[away], (row[away], self.indices[away])
+        return sp.coo_array(entries, shape=(len(self.ends), self.n_states))
+
+    def under(self, policy: Array) -> Rows:
+        """Return one row a state: the mean of its rows under a policy, given by row."""
+        choice = sp.csr_array((policy, np.arange(len(policy)), self.first), shape=(self.n_states, len(policy)))
+        P = sp.csr_array(choice @ self.matrix)
+        P.sort_indices()
+        first, gains = np.arange(self.n_states + 1), np.ascontiguousarray((choice @ self.gains.T).T)
+        return Rows.from_matrix(P, first, gains, choice @ self.ends, self.gamma, self.rho0)
+
+    def induced(self, q: Array) -> Array:
+        """Return the policy by row that an occupancy by row induces; uniform in states that it never visits."""
+        top = np.maximum.reduceat(q, self.first[:-1])[self.state]
+        scaled = np.divide(q, top, where=top > 0, out=np.ones(len(q)))
+        return scaled / np.bincount(self.state, scaled)[self.state]
+
+    def occupancy(self, policy: Array) -> tuple[Array, float]:
+        """Return the normalised occupancy of the states, and a bound of its error in the 1-norm.
+
+        It sums to one unless episodes end.
+        """
+        evaluator, unit = Evaluator(self.under(policy)), 1 - self.gamma
+        visited, error = evaluator.occupancy(evaluator.policy, 0.0)
+        if not unit * error <= _LARGEST_ERROR:
+            shown = f"{_LARGEST_ERROR:g}, for lack of precision"
+            raise RuntimeError(f"the policy's occupancy could not be computed to {shown}")
+        return unit * visited, unit * error
+
+    def closed(self) -> Rows:
+        """Return the same problem without ends of episodes: they lead to one more state, where nothing happens.
+
+        Linear programs are about it, because the occupancies of a model without ends sum to 1/(1-gamma).
+        """
+        ending = (self.ends - (1 - self.gamma)) / self.gamma
+        if not ending.any():
+            return self
+        P = sp.block_array([[self.matrix, sp.csr_array(ending[:, None])], [None, sp.csr_array([[1.0]])]], format="csr")
+        first, gains = np.append(self.first, self.first[-1] + 1), np.pad(self.gains, ((0, 0), (0, 1)))
+        no_ends, rho0 = np.full(len(ending) + 1, 1 - self.gamma), np.append(self.rho0, 0.0)
+        return replace(Rows.from_matrix(P, first, gains, no_ends, self.gamma, rho0), has_end=True)
+
+    def normalised(self, *, alike: bool = False) -> tuple[Rows, Array]:
+        """Return the problem with each largest |gain| in (1/2, 1], and the powers of two that they were divided by.
+
+        Division by a power of two is exact, so this is the same problem; tolerances are relative to its scale. If
+        `alike`, all gains are divided by the same number. Gains up to 2^-44 may be rounding of numbers up to one.
+        """
+        largest = abs(self.gains).max(axis=1)
+        largest = np.full(len(largest), largest.max()) if alike else largest
+        fraction, exponent = np.frexp(largest)
+        sizes = np.where(largest > 2.0**-44, np.ldexp(1.0, exponent - (fraction == 0.5)), 1.0)
+        return replace(self, gains=self.gains / sizes[:, None]), sizes
 
 
 class _System(NamedTuple):
@@ -145,12 +188,13 @@ class _System(NamedTuple):
         size, n = self.indptr[-1], len(self.scale)
         return sp.csr_array((self.data[:size], self.indices[:size], self.indptr), shape=(n, n))
 
-
-class Values(NamedTuple):
-    """Values of a policy, one for the reward and each utility, and bounds of their errors."""
-
-    mean: Array
-    error: Array
+    def factorised(self, b: Array, X: Array) -> Any:
+        """Solve X = b + M X from this X by a sparse factorisation."""
+        M = self.matrix()
+        factors = scipy.sparse.linalg.splu(sp.csc_array(sp.eye_array(len(b)) - M))
+        for _ in range(2):
+            X = X + factors.solve(b - X + M @ X)
+        return X
 
 
 class Evaluator:
@@ -168,17 +212,50 @@ class Evaluator:
         self._buffers = (np.empty(n + 1, np.int64), np.empty(longest.sum(), np.int32), np.empty(longest.sum()))
         self._width: int | None = None
 
-    def evaluate(self, policy: NDArray[np.int32], accuracy: Array) -> Values:
-        """Return the values of a policy to this accuracy, if rounding allows it."""
+    def evaluate(self, policy: NDArray[np.int32], accuracy: Array) -> tuple[Array, Array]:
+        """Return the values (m,) of a policy to this accuracy, if rounding allows it, and bounds of their errors."""
         self.policy = policy.copy()
         gains = np.ascontiguousarray(self.rows.gains[:, policy].T)
         low, high = self._settle(gains, self._X, self._offset, accuracy)
-        return Values(self.rows.rho0 @ self._X + self._offset + (low + high) / 2, (high - low) / 2)
+        return self.rows.rho0 @ self._X + self._offset + (low + high) / 2, (high - low) / 2
 
     def values(self, policy: NDArray[np.int32], accuracy: Array) -> Array:
         """Return the values (S, m) of a policy in every state to this accuracy, if rounding allows it."""
         self.evaluate(policy, accuracy)
         return self._X + self._offset
+
+    def search(self, prices: Array, enough: Callable[[float, float], bool]) -> tuple[float, Array]:
+        """Improve `policy` for these prices of the gains until enough(lower, upper) holds for bounds of its value.
+
+        It is policy iteration with inexact evaluation, and starts from the value of the policy evaluated last at these
+        prices: a pass over all rows makes the policy greedy and bounds the optimal value; sweeps over the policy's rows
+        then evaluate it, until the error is a fraction of what the pass found (Puterman and Shin 1978). It ends without
+        `enough` if rounding prevents that. Returns the upper bound, and a V that proves it.
+        """
+        rows = self.rows
+        table = rows.indptr, rows.indices, rows.data, rows.first
+        offset = np.array([self._offset @ prices])
+        gain = prices @ rows.gains
+        X = np.ascontiguousarray((self._X @ prices)[:, None])
+        best = np.empty(rows.n_states)
+        least, proof, width = np.inf, best, np.inf
+        for _ in range(_MOST_IMPROVEMENTS):
+            centred = gain - offset * rows.ends
+            _, low, high = _planning.improve(*table, centred, rows.ends, rows.gamma, X[:, 0], best, self.policy)
+            at_start = float(rows.rho0 @ X[:, 0] + offset[0])
+            rounding = float(self._rounding(centred, X)[0])
+            upper = at_start + high + rounding
+            if upper < least:
+                least, proof = upper, X[:, 0] + (offset[0] + high + rounding)
+            previous, width = width, high - low
+            if enough(at_start + low - rounding, least) or width <= 4 * rounding:
+                break
+            X[:, 0] = best
+            if width > _SLOW * previous:
+                for backward in (False, True):
+                    _planning.improve_in_place(*table, centred, rows.gamma, X[:, 0], self.policy, backward)
+            self._settle(gain[self.policy][:, None], X, offset, np.array([_INEXACT * width]))
+        return least, proof
 
     def _rounding(self, gain: Array, X: Array) -> Array:
         """Return bounds of the effect of rounding on ratios of residuals and `ends`."""
@@ -198,7 +275,7 @@ class Evaluator:
         before: tuple[Array, Array, Array] | None = None
         while True:
             if direct:
-                X[:] = _factorised(system, b, X)
+                X[:] = system.factorised(b, X)
             else:
                 system.sweep(b, X, effort.n)
             low, high, mean, _ = system.residuals(b, X, weight, share)
@@ -228,13 +305,15 @@ class Evaluator:
     def _pays_to_factorise(self, system: _System, entries: float) -> bool:
         """Whether a factorisation is expected to cost less than sweeps over this many entries.
 
-        The width of the band is found once; it hardly depends on the policy.
+        The width of the band, by the order of Cuthill and McKee, is found once; it hardly depends on the policy.
         """
         n = self.rows.n_states
         if entries <= _FACTOR_ROW * n:
             return False
         if self._width is None:
-            self._width = bandwidth(system.matrix())
+            both = sp.coo_array(system.matrix() + system.matrix().T)
+            place = np.argsort(sp.csgraph.reverse_cuthill_mckee(sp.csr_array(both), symmetric_mode=True))
+            self._width = int(abs(place[both.row] - place[both.col]).max(initial=0))
         return self._width * n <= _MOST_FACTORS and entries > (_FACTOR_ROW + 0.25 * self._width**2) * n
 
     def occupancy(self, policy: NDArray[np.int32], accuracy: float) -> tuple[Array, float]:
@@ -258,7 +337,7 @@ class Evaluator:
         terms, effort, direct = np.diff(T.indptr) + 4, _Effort(T.nnz), False
         while True:
             if direct:
-                p = np.maximum(_factorised(flow, b, p), 0.0)
+                p = np.maximum(flow.factorised(b, p), 0.0)
             else:
                 flow.sweep(b, p, effort.n)
             p /= float(ends @ p[:, 0])  # the flow equations add up to sum ends p = 1
@@ -295,87 +374,26 @@ class _Effort:
         return float(needed * self._entries) if self._total >= 8 else 0.0
 
 
-def _factorised(system: _System, b: Array, X: Array) -> Any:
-    """Solve X = b + M X from this X by a sparse factorisation."""
-    M = system.matrix()
-    factors = scipy.sparse.linalg.splu(sp.csc_array(sp.eye_array(len(b)) - M))
-    for _ in range(2):
-        X = X + factors.solve(b - X + M @ X)
-    return X
-
-
-def state_occupancy(model: Model, policy: Array) -> tuple[Array, float]:
-    """Return the normalised occupancy of the states, and a bound of its error in the 1-norm.
-
-    It sums to one unless episodes end.
-    """
-    evaluator, unit = Evaluator(Rows.of_policy(model, policy)), 1 - model.gamma
-    visited, error = evaluator.occupancy(evaluator.policy, 0.0)
-    if not unit * error <= _LARGEST_ERROR:
-        raise RuntimeError(f"the policy's occupancy could not be computed to {_LARGEST_ERROR:g}, for lack of precision")
-    return unit * visited, unit * error
-
-
-def ending(model: Model) -> Array:
-    """Return by how much the inflow from each pair falls short of its mass: 1 - gamma, and gamma times its ends."""
-    return np.full(model.r.size, 1 - model.gamma) + (0.0 if model.ends is None else model.gamma * model.ends.ravel())
-
-
-def moves(cmdp: Model) -> sp.csr_array:
-    """Return gamma P without the probabilities of staying, an (S A, S) sparse matrix."""
-    P = sp.coo_array(cmdp.P)
-    away = P.row // cmdp.n_actions != P.col
-    return sp.csr_array((cmdp.gamma * P.data[away], (P.row[away], P.col[away])), shape=P.shape)
-
-
 def visits(kernel: Array, ends: Array, starts: Array) -> Array:
     """Return starts @ inv(M), M = diag(ends + row sums of kernel) - kernel, by elimination without subtractions.
 
-    Parameters
-    ----------
-    kernel : ndarray, shape (..., n, n)
-        Nonnegative rates of moving from state to state; the diagonal is ignored.
-    ends : ndarray, shape (..., n)
-        Nonnegative rates of ending. From each state, one with a positive rate must be reachable.
-    starts : ndarray, shape (..., m, n)
-        Nonnegative.
+    The kernel (n, n) has nonnegative rates of moving from state to state, its diagonal is ignored, `ends` (n,) those of
+    ending: from each state, one with a positive rate must be reachable. `starts` (m, n) are nonnegative.
 
     Examples
     --------
     >>> visits(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([1.0, 0.25]), np.eye(2)).tolist()
     [[0.5, 2.0], [0.0, 4.0]]
     """
-    n, m = ends.shape[-1], starts.shape[-2]
+    n, m = len(ends), len(starts)
     if n == 1:
-        return starts / ends[..., None]
+        return starts / ends
     # Eliminate the second half: paths through it lead back to the first half or end.
     half = n // 2
-    inward, outward = kernel[..., :half, half:], kernel[..., half:, :half]
-    second = visits(
-        kernel[..., half:, half:],
-        ends[..., half:] + outward.sum(axis=-1),
-        np.concatenate([starts[..., half:], inward], axis=-2),
-    )
-    direct, through = second[..., :m, :], second[..., m:, :]
-    first = visits(
-        kernel[..., :half, :half] + through @ outward,
-        ends[..., :half] + (through @ ends[..., half:, None])[..., 0],
-        starts[..., :half] + direct @ outward,
-    )
-    return np.concatenate([first, direct + first @ through], axis=-1)
-
-
-def bandwidth(matrix: sp.csr_array) -> int:
-    """The largest distance of an entry from the diagonal, with rows and columns in the order of Cuthill and McKee.
-
-    Examples
-    --------
-    >>> bandwidth(sp.csr_array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
-    1
-    """
-    symmetric = sp.csr_array(matrix + matrix.T)
-    order = scipy.sparse.csgraph.reverse_cuthill_mckee(symmetric, symmetric_mode=True)
-    place = np.empty(len(order), np.intp)
-    place[order] = np.arange(len(order))
-    entries = sp.coo_array(matrix)
-    return int(abs(place[entries.row] - place[entries.col]).max(initial=0))
+    inward, outward = kernel[:half, half:], kernel[half:, :half]
+    both = np.concatenate([starts[:, half:], inward])
+    second = visits(kernel[half:, half:], ends[half:] + outward.sum(axis=1), both)
+    direct, through = second[:m], second[m:]
+    reduced = kernel[:half, :half] + through @ outward
+    first = visits(reduced, ends[:half] + through @ ends[half:], starts[:, :half] + direct @ outward)
+    return np.concatenate([first, direct + first @ through], axis=1)

@@ -1,12 +1,10 @@
-"""Linear programs solved by scipy's HiGHS, to its tolerance or to rounding, with a common time limit."""
+"""Linear programs solved by scipy's HiGHS, to its tolerance or to rounding, until a deadline."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +12,12 @@ import scipy.sparse as sp
 
 from dpdl._validation import Array
 
-OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+_TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 #: With more equations than this the interior-point method (with crossover) is quicker than the simplex method.
 _SIMPLEX_ROWS = 500
 #: How often a solution is refined, and by how much residuals are magnified for that.
 _REFINEMENTS, _MAGNIFICATION = 2, 2.0**24
-#: When linear programs must end, for this thread; and linprog's status if they do not.
-_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+#: The status of scipy's linprog if time runs out.
 _OUT_OF_TIME = 1
 
 
@@ -33,6 +30,12 @@ class Standard(NamedTuple):
     G: sp.csr_array
     h: Array
     upper: Array
+    deadline: float = math.inf
+
+    def linprog(self, *arguments: Any, **keywords: Any) -> Any:
+        """Solve a program of about this size before this deadline."""
+        method = "highs-ds" if len(self.b) <= _SIMPLEX_ROWS else "highs-ipm"
+        return linprog(*arguments, method=method, deadline=self.deadline, **keywords)
 
 
 class Optimum(NamedTuple):
@@ -57,22 +60,20 @@ def optimum(program: Standard) -> Optimum | None:
     and its multipliers are y: the simplex method then walks from value function to value function, as policy
     iteration does, and needs a fraction of the time. The primal program is there for when that fails.
     """
-    cost, E, b, G, h, upper = program
+    cost, E, b, G, h, upper, _ = program
     capped = np.flatnonzero(np.isfinite(upper))
     caps = sp.eye_array(len(cost), format="csc")[:, capped]
     signs = np.repeat([-np.inf, 0.0], [len(b), len(h) + len(capped)])
-    dual = linprog(
+    dual = program.linprog(
         np.concatenate([-b, h, upper[capped]]),
         A_ub=sp.csc_array(sp.hstack([E.T, -G.T, -caps])),
         b_ub=cost,
         bounds=np.column_stack([signs, np.full(len(signs), np.inf)]),
-        method=_method(program),
-        options=OPTIONS,
     )
     if dual.status == 0:
         return Optimum(np.maximum(-dual.ineqlin.marginals, 0), dual.x[: len(b)], dual.x[len(b) : len(b) + len(h)])
     bounds = np.column_stack([np.zeros(len(cost)), upper])
-    primal = linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds, method=_method(program), options=OPTIONS)
+    primal = program.linprog(cost, A_ub=G, b_ub=h, A_eq=E, b_eq=b, bounds=bounds)
     if primal.status != 0:
         return None
     return Optimum(np.asarray(primal.x), primal.eqlin.marginals, -primal.ineqlin.marginals)
@@ -99,13 +100,11 @@ def refined(program: Standard) -> Optimum | None:
     y = np.clip(solution.y, 0, program.upper)
     y, p = np.append(y, np.maximum(program.h - program.G @ y, 0)), np.append(solution.V, -np.maximum(solution.w, 0))
     for _ in range(_REFINEMENTS):
-        correction = linprog(
+        correction = program.linprog(
             _MAGNIFICATION * (cost - A.T @ p),
             A_eq=A,
             b_eq=_MAGNIFICATION * (b - A @ y),
             bounds=np.column_stack([-_MAGNIFICATION * y, _MAGNIFICATION * (upper - y)]),
-            method=_method(program),
-            options=OPTIONS,
         )
         if correction.status != 0:
             break
@@ -114,40 +113,15 @@ def refined(program: Standard) -> Optimum | None:
     return Optimum(y[:n], p[: len(program.b)], -p[len(program.b) :])
 
 
-def _method(program: Standard) -> str:
-    return "highs-ds" if len(program.b) <= _SIMPLEX_ROWS else "highs-ipm"
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the total time of all linear programs inside the block.
-
-    One that exceeds it raises TimeoutError. The limit is a context variable, so it applies to this thread only.
-
-    Examples
-    --------
-    >>> with time_limit(0.0):
-    ...     linprog([1.0], A_eq=[[1.0]], b_eq=[1.0])
-    Traceback (most recent call last):
-        ...
-    TimeoutError: there was no time left for a linear program
-    """
-    token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + seconds))
-    try:
-        yield
-    finally:
-        _DEADLINE.reset(token)
-
-
-def linprog(*arguments: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
-    """Solve a linear program with `scipy.optimize.linprog` inside the present time limit."""
+def linprog(*arguments: Any, deadline: float = math.inf, **keywords: Any) -> Any:
+    """Solve a linear program with `scipy.optimize.linprog`; TimeoutError at the deadline, by `time.monotonic`."""
     import scipy.optimize  # here, because it makes `import dpdl` slow
 
-    left = _DEADLINE.get() - time.monotonic()
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("there was no time left for a linear program")
     limit = {} if math.isinf(left) else {"time_limit": left}
-    solution = scipy.optimize.linprog(*arguments, options=(options or {}) | limit, **keywords)
+    solution = scipy.optimize.linprog(*arguments, options=_TOLERANCES | limit, **keywords)
     if limit and solution.status == _OUT_OF_TIME:
         raise TimeoutError("a linear program ran out of time")
     return solution

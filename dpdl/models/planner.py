@@ -4,7 +4,7 @@
 
 For given multipliers lam >= 0 the problem is an ordinary MDP with reward r + <u, lam>. A master program mixes the
 (reward, utilities) of the policies found so far, of which at most I + 1 are used; its multipliers price the next policy
-(Dantzig and Wolfe 1960), which `dpdl.models.pricing` finds. The mixture bounds the optimum from below, since values of
+(Dantzig and Wolfe 1960), which `Evaluator.search` finds. The mixture bounds the optimum from below, since values of
 columns enter the master less their error. Any multipliers bound it from above: J* <= max_pi J + <J^u - kappa, lam>.
 
 Phase one maximises the least utility in the same way. It ends with a safe mixture, or with weights w >= 0 that sum to
@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +31,9 @@ from numpy.typing import NDArray
 
 from dpdl._progress import StatusLine
 from dpdl._validation import Array
-from dpdl.models.evaluation import Rows
-from dpdl.models.highs import OPTIONS, linprog
-from dpdl.models.linear_programs import TOLERANCE
-from dpdl.models.pricing import Pricing
+from dpdl.models.evaluation import Evaluator, Rows
+from dpdl.models.highs import linprog
+from dpdl.models.programs import TOLERANCE
 from dpdl.models.solution import Solution
 
 #: A search ends when the bounds of its policy are this part of the gap apart.
@@ -62,14 +61,6 @@ class _Column(NamedTuple):
     policy: NDArray[np.int32]
     values: Array
     error: Array
-
-
-class _Mixture(NamedTuple):
-    """A solution of a master program: weights of the columns, prices of reward and utilities, and its value."""
-
-    weights: Array
-    prices: Array
-    value: float
 
 
 class _Upper(NamedTuple):
@@ -130,7 +121,7 @@ class Planner:
     --------
     >>> from dpdl import CMDP
     >>> one_state = CMDP(P=[[[1.0], [1.0]]], r=[[1.0, 0.0]], u=[[[-1.0, 1.0]]], gamma=0.5, rho0=[1.0])
-    >>> planner = Planner(Rows.of(one_state))
+    >>> planner = Planner(one_state.rows)
     >>> [round(planner.plan(np.array([kappa])).reward, 6) for kappa in (0.0, 1.0)]
     [1.0, 0.5]
     >>> round(planner.most_careful(np.array([0.0])).reward, 6)
@@ -144,7 +135,7 @@ class Planner:
     ) -> None:
         self.rows, self.tol, self.deadline, self.progress = rows, tol, deadline, progress
         self.unit, self.n_utilities = 1 - rows.gamma, len(rows.gains) - 1
-        self.pricing, self.columns = Pricing(rows, deadline), list[_Column]()
+        self.evaluator, self.columns = Evaluator(rows, deadline), list[_Column]()
 
     def plan(self, kappa: Array, *, interruptible: bool = False) -> Solution:
         """Find the best policy with J^u_i >= kappa[i] for every i.
@@ -175,7 +166,7 @@ class Planner:
         return self._finish("limit")
 
     def _begin(self, kappa: Array) -> None:
-        self.kappa, self.room, self.pricing.deadline = self.unit * kappa, 0.0, self.deadline
+        self.kappa, self.room, self.evaluator.deadline = self.unit * kappa, 0.0, self.deadline
         unknown, none = np.full(self.rows.n_states, np.inf), np.zeros(self.n_utilities)
         self.margin = _Phase(_Upper(np.inf, np.append(0.0, none + 1 / max(1, self.n_utilities)), unknown))
         self.reward = _Phase(_Upper(np.inf, np.append(1.0, none), unknown), self.tol)
@@ -205,9 +196,9 @@ class Planner:
         stable = _STABLE if self.n_utilities > 1 else 0.0
         least, idle = np.inf, 0
         while True:
-            mixture = self._mix(phase)
-            if mixture.value > phase.lower:
-                phase.lower, phase.weights = mixture.value, mixture.weights
+            weights, prices, value = self._mix(phase)
+            if value > phase.lower:
+                phase.lower, phase.weights = value, weights
             self._report(phase)
             if done():
                 return
@@ -215,14 +206,14 @@ class Planner:
             idle, least = (0, gap) if gap < 0.99 * least else (idle + 1, least)
             if idle > _PATIENCE:
                 raise _Stop("inaccurate")
-            if self._refine(mixture, phase.goal(phase.upper)):
+            if self._refine(weights, prices, phase.goal(phase.upper)):
                 continue
             centre, known = phase.best.prices, len(self.columns)
-            column = self._price(phase, stable * centre + (1 - stable) * mixture.prices)
-            worth = max(float(other.values @ mixture.prices) for other in self.columns[:known])
-            if len(self.columns) > known and float(column.values @ mixture.prices) > worth:
+            column = self._price(phase, stable * centre + (1 - stable) * prices)
+            worth = max(float(other.values @ prices) for other in self.columns[:known])
+            if len(self.columns) > known and float(column.values @ prices) > worth:
                 # The slope of the bound at the column's prices, towards those of the master.
-                ahead = float((column.values[1:] - self.kappa) @ (mixture.prices - centre)[1:])
+                ahead = float((column.values[1:] - self.kappa) @ (prices - centre)[1:])
                 stable = max(0.0, stable - 0.1) if ahead < 0 else stable + 0.1 * (_MOST_STABLE - stable)
             else:
                 stable = stable / 2 if stable > 0.1 else 0.0
@@ -239,11 +230,11 @@ class Planner:
             self._check_time()
             return self.unit * (high - low) <= _PART_OF_GAP * phase.goal(self.unit * high - charge)
 
-        most, V = self.pricing.search(prices, enough)
+        most, V = self.evaluator.search(prices, enough)
         bound = self.unit * most - charge
         if bound < phase.upper:
             phase.best = _Upper(bound, prices, V)
-        column = self._evaluated(self.pricing.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
+        column = self._evaluated(self.evaluator.policy, 0.1 * phase.goal(bound) / float(prices.sum()))
         same = [k for k, other in enumerate(self.columns) if np.array_equal(other.policy, column.policy)]
         if same:
             self.columns[same[0]] = column
@@ -255,26 +246,29 @@ class Planner:
 
     def _evaluated(self, policy: NDArray[np.int32], accuracy: float) -> _Column:
         policy = policy.copy()
-        values = self.pricing.evaluate(policy, np.full(self.n_utilities + 1, accuracy / self.unit))
-        return _Column(policy, self.unit * values.mean, self.unit * values.error)
+        values, error = self.evaluator.evaluate(policy, np.full(self.n_utilities + 1, accuracy / self.unit))
+        return _Column(policy, self.unit * values, self.unit * error)
 
-    def _refine(self, mixture: _Mixture, goal: float) -> bool:
+    def _refine(self, weights: Array, prices: Array, goal: float) -> bool:
         """Evaluate the columns of a mixture again if their errors are a large part of the gap; False if not."""
-        used = np.flatnonzero(mixture.weights)
-        loss = np.array([self.columns[k].error @ mixture.prices for k in used])
-        if loss @ mixture.weights[used] <= 0.2 * goal:
+        used = np.flatnonzero(weights)
+        loss = np.array([self.columns[k].error @ prices for k in used])
+        if loss @ weights[used] <= 0.2 * goal:
             return False
         better = False
         for k, lost in zip(used, loss, strict=True):
             if lost > 0.1 * goal:
                 self._check_time()
-                column = self._evaluated(self.columns[k].policy, 0.05 * goal / float(mixture.prices.sum()))
-                if column.error @ mixture.prices <= 0.5 * lost:
+                column = self._evaluated(self.columns[k].policy, 0.05 * goal / float(prices.sum()))
+                if column.error @ prices <= 0.5 * lost:
                     self.columns[k], better = column, True
         return better
 
-    def _mix(self, phase: _Phase) -> _Mixture:
-        """Solve the master program of a phase; the values of the columns enter less their errors."""
+    def _mix(self, phase: _Phase) -> tuple[Array, Array, float]:
+        """Solve the master program of a phase; the values of the columns enter less their errors.
+
+        Returns the weights of the columns, the prices of reward and utilities, and the value.
+        """
         worst = np.array([column.values - column.error for column in self.columns])
         rewards, rows, first = worst[:, 0], self.kappa[:, None] - worst[:, 1:].T, float(phase is self.margin)
         size = max(float(np.ptp(rewards)), TOLERANCE)
@@ -289,7 +283,7 @@ class Planner:
             b_eq=[1.0],
             bounds=[(0, None)] * len(rewards) + [(None, None) if first else (0, 0)],
             method="highs-ds",
-            options=OPTIONS,
+            deadline=self.deadline,
         )
         if master.status != 0:
             raise _Stop("inaccurate")
@@ -297,20 +291,15 @@ class Planner:
         weights /= weights.sum()
         prices, margins = np.maximum(-master.ineqlin.marginals, 0.0) / sizes, -(rows @ weights)
         if first:
-            return _Mixture(weights, np.append(0.0, prices / prices.sum()), float(margins.min()))
+            return weights, np.append(0.0, prices / prices.sum()), float(margins.min())
         safe = margins.min(initial=np.inf) >= -self.room - TOLERANCE / 10
-        return _Mixture(weights, np.append(1.0, size * prices), float(rewards @ weights) if safe else -np.inf)
+        return weights, np.append(1.0, size * prices), float(rewards @ weights) if safe else -np.inf
 
     # ---- Limits and the result ----
 
     def _check_time(self) -> None:
         if time.monotonic() >= self.deadline:
             raise _Stop("limit")
-
-    def _slater(self) -> tuple[float, float]:
-        """Bounds of the Slater constant by those of the least margin."""
-        kappa = self.kappa if self.n_utilities else np.zeros(1)
-        return float(self.margin.lower + kappa.min()), float(self.margin.upper + kappa.max())
 
     def _report(self, phase: _Phase) -> None:
         if self.line.is_due():
@@ -319,43 +308,45 @@ class Planner:
             self.line.draw(f"planning: {len(self.columns)} policies, {bounds}")
 
     def _finish(self, status: str) -> Solution:
-        infeasible = status == "infeasible"
-        proof = (self.margin if infeasible else self.reward).best
-        occupancy = policy = np.full(self.rows.shape, np.nan)
-        reward, utilities, lower = np.nan, np.full(self.n_utilities, np.nan), np.nan if infeasible else -np.inf
-        weights = self.margin.weights if self.reward.weights is None else self.reward.weights
-        if not infeasible and weights is not None:
-            visits, shares, error = self._mixed(weights)
-            occupancy, policy = visits.reshape(self.rows.shape), shares.reshape(self.rows.shape)
-            reward, *gains = self.rows.gains @ visits
-            reward, utilities = float(reward), np.array(gains)
-            safe = weights is self.reward.weights or self.margin.lower >= -TOLERANCE  # by the values of its columns
-            safe &= bool((self.unit * (utilities + error) - self.kappa).min(initial=np.inf) >= -TOLERANCE)
-            lower = reward - error if safe else -np.inf
-            earned, most = self.unit * lower, self.reward.upper
-            if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
-                status = "inaccurate"
-        known = np.isfinite(proof.V).all()  # else time ran out before the first bound
-        return Solution(
-            status=status,
-            reward=reward,
-            utilities=utilities,
-            occupancy=occupancy,
-            policy=policy,
-            lower=lower,
-            upper=np.nan if infeasible else self.reward.upper / self.unit,
-            lam=proof.prices[1:] if known else np.full(self.n_utilities, np.nan),
-            V=proof.V if known else np.full(self.rows.n_states, np.nan),
-            slater=self._slater(),
+        rows, kappa = self.rows, self.kappa if self.n_utilities else np.zeros(1)
+        proof = (self.margin if status == "infeasible" else self.reward).best
+        solution = replace(
+            Solution.empty(status, rows.shape, rows.n_states, self.n_utilities),
+            slater=(float(self.margin.lower + kappa.min()), float(self.margin.upper + kappa.max())),
             n_columns=len(self.columns),
+        )
+        if np.isfinite(proof.V).all():  # else time ran out before the first bound
+            solution = replace(solution, lam=proof.prices[1:], V=proof.V)
+        if status == "infeasible":
+            return solution
+        solution = replace(solution, upper=self.reward.upper / self.unit)
+        weights = self.margin.weights if self.reward.weights is None else self.reward.weights
+        if weights is None:
+            return solution
+        visits, policy, error = self._mixed(weights)
+        reward, *utilities = self.rows.gains @ visits
+        margins = self.unit * (np.array(utilities) + error) - self.kappa
+        safe = weights is self.reward.weights or self.margin.lower >= -TOLERANCE  # by the values of its columns
+        lower = float(reward) - error if safe and margins.min(initial=np.inf) >= -TOLERANCE else -np.inf
+        earned, most = self.unit * lower, self.reward.upper
+        if status == "optimal" and not most - earned <= self.reward.allowed(earned, most):
+            status = "inaccurate"
+        return replace(
+            solution,
+            status=status,
+            reward=float(reward),
+            utilities=np.array(utilities),
+            occupancy=visits.reshape(rows.shape),
+            policy=policy.reshape(rows.shape),
+            lower=lower,
         )
 
     def _mixed(self, weights: Array) -> tuple[Array, Array, float]:
         """The occupancy of a mixture of columns, the policy that it induces, and a bound of its error, by row."""
         state, flat, error = self.rows.state, np.zeros(len(self.rows.ends)), 0.0
-        self.pricing.deadline = max(self.deadline, time.monotonic() + _GRACE)
+        self.evaluator.deadline = max(self.deadline, time.monotonic() + _GRACE)
         for k in np.flatnonzero(weights):
-            visits, off = self.pricing.occupancy(self.columns[k].policy, 0.01 * TOLERANCE / self.unit)
+            visits, off = self.evaluator.occupancy(self.columns[k].policy, 0.01 * TOLERANCE / self.unit)
             flat[self.columns[k].policy] += weights[k] * visits
             error += float(weights[k]) * off
         total = np.bincount(state, flat, self.rows.n_states)[state]

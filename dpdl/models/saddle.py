@@ -10,7 +10,9 @@ and its least value over |V| <= R_V, lam >= 0, sum lam <= R_L (equation (30))
 
     J_kappa(x) = r'Wx - R_V ||A'Wx - rho0||_1 - R_L ||[U_kappa Wx]_-||_inf.
 
-The gap of x is the largest J_kappa over the feasible set X less J_kappa(x).
+The gap of x is the largest J_kappa over the feasible set X less J_kappa(x). In all functions `mu` and `mu_hat`, of
+shape (S, A), are the data distribution and its positive estimate, `kappa` is the conservatism, and `slater` the Slater
+constant that sets the radii R_V and R_L.
 """
 
 from __future__ import annotations
@@ -22,17 +24,15 @@ from numpy.typing import ArrayLike
 from dpdl import _validation as check
 from dpdl import theory
 from dpdl._validation import Array
-from dpdl.models import highs
-from dpdl.models import linear_programs as programs
-from dpdl.models.evaluation import ending
-from dpdl.models.model import Model
+from dpdl.models import highs, programs
+from dpdl.models.cmdp import CMDP
 
 #: Accuracy of the saddle value, on the normalised scale.
 _ACCURACY = 1e-6
 
 
 def lagrangian_gradient(
-    cmdp: Model, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
+    cmdp: CMDP, V: ArrayLike, lam: ArrayLike, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float
 ) -> tuple[Array, Array, Array]:
     """Return the gradients of L_w(V, lam, x) in V (S,), lam (I,) and x (S, A): the means of the stochastic ones.
 
@@ -45,31 +45,20 @@ def lagrangian_gradient(
     >>> g_V.tolist(), g_lam.tolist(), g_x.tolist()
     ([0.0], [1.0], [[-1.5, 1.5]])
     """
-    primal, weight = _table(cmdp, "x", x), _weight(cmdp, mu, mu_hat)
+    primal = check.numbers_array("x", x, shape=cmdp.r.shape, at_least=0)
+    weight, utility = _weight(cmdp, mu, mu_hat), _utilities(cmdp, kappa)
     value = check.numbers_array("V", V, shape=(cmdp.n_states,))
     multiplier = check.numbers_array("lam", lam, shape=(cmdp.n_utilities,), at_least=0)
-    utility = cmdp.u - check.real("kappa", kappa) * ending(cmdp).reshape(cmdp.r.shape)
-    advantage = cmdp.r - value[:, None] + cmdp.gamma * (cmdp.P @ value).reshape(primal.shape)
-    advantage += np.einsum("i,isa->sa", multiplier, utility)
-    nu = weight * primal
-    g_V = cmdp.rho0 - programs.flow_matrix(cmdp) @ nu.ravel()
-    return g_V, np.einsum("isa,sa->i", utility, nu), weight * advantage
+    advantage = cmdp.r.ravel() - np.repeat(value, cmdp.n_actions) + cmdp.gamma * (cmdp.P @ value) + multiplier @ utility
+    nu = weight.ravel() * primal.ravel()
+    g_V = cmdp.rho0 - programs.flow_matrix(cmdp.rows) @ nu
+    return g_V, utility @ nu, weight * advantage.reshape(weight.shape)
 
 
 def penalised_objective(
-    cmdp: Model, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float, slater: float
+    cmdp: CMDP, x: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, kappa: float, slater: float
 ) -> float:
     """Return J_kappa(x), the least value of the Lagrangian L_w(V, lam, x) over the boxes of V and lam.
-
-    Parameters
-    ----------
-    cmdp : CMDP
-    x : array_like, shape (S, A)
-        Reweighted occupancy, nonnegative.
-    mu, mu_hat : array_like, shape (S, A)
-        The data distribution, and its positive estimate.
-    kappa, slater : float
-        Conservatism, and the Slater constant that sets the radii R_V and R_L.
 
     Examples
     --------
@@ -88,17 +77,12 @@ def penalised_objective(
     return float((g_x * np.asarray(x)).sum() - radius_V * abs(g_V).sum() - radius_lam * violation)
 
 
-def saddle_value(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float) -> float:
+def saddle_value(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float) -> float:
     """Return j(psi), the largest J_kappa(x) over the feasible set X: the value of the game that DPDL plays.
 
-    X is { 0 <= x <= psi mu_hat/(1-gamma), sum x <= 4/(1-gamma), sum x/mu_hat <= N psi/(1-gamma) }. The other
-    parameters are those of `penalised_objective`.
-
-    Raises
-    ------
-    RuntimeError
-        If j(psi) could not be computed to 1e-6/(1-gamma). J_kappa punishes a residual of 1e-16 by R_V times that,
-        and R_V grows with 1/(1-gamma): expect this from gamma = 1 - 1e-8 on.
+    X is { 0 <= x <= psi mu_hat/(1-gamma), sum x <= 4/(1-gamma), sum x/mu_hat <= N psi/(1-gamma) }. RuntimeError if
+    j(psi) could not be computed to 1e-6/(1-gamma): J_kappa punishes a residual of 1e-16 by R_V times that, and R_V
+    grows with 1/(1-gamma), so expect this from gamma = 1 - 1e-8 on.
 
     Examples
     --------
@@ -108,11 +92,10 @@ def saddle_value(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kapp
     >>> round(saddle_value(one_state, mu, mu, psi=2.0, kappa=0.0, slater=0.5), 9)
     1.0
     """
-    weight, estimate = _weight(cmdp, mu, mu_hat), _table(cmdp, "mu_hat", mu_hat)
-    psi = check.real("psi", psi, at_least=1)
-    kappa = check.real("kappa", kappa)
+    weight, psi = _weight(cmdp, mu, mu_hat), check.real("psi", psi, at_least=1)
+    caps, utilities = psi * np.asarray(mu_hat, dtype=float).ravel(), _utilities(cmdp, kappa)
     for solver in (highs.optimum, highs.refined):
-        x, bound = _maximiser(cmdp, weight.ravel(), psi * estimate.ravel(), kappa, _radii(cmdp, slater), solver)
+        x, bound = _maximiser(cmdp, weight.ravel(), caps, utilities, _radii(cmdp, slater), solver)
         value = penalised_objective(cmdp, x, mu, mu_hat, kappa, slater)
         if (1 - cmdp.gamma) * value >= bound - _ACCURACY:
             return value
@@ -120,17 +103,11 @@ def saddle_value(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kapp
 
 
 def gap(
-    cmdp: Model,
-    x_mean: ArrayLike,
-    mu: ArrayLike,
-    mu_hat: ArrayLike,
-    psi: float,
-    kappa: float,
-    slater: float,
+    cmdp: CMDP, x_mean: ArrayLike, mu: ArrayLike, mu_hat: ArrayLike, psi: float, kappa: float, slater: float
 ) -> float:
     """Return Gap(x_mean) = j(psi) - J_kappa(x_mean), which a run of DPDL drives to zero.
 
-    Nonnegative up to rounding for every x_mean in X. The parameters are those of `saddle_value`.
+    Nonnegative up to rounding for every x_mean in X.
 
     Examples
     --------
@@ -145,7 +122,7 @@ def gap(
 
 
 def _maximiser(
-    cmdp: Model, weight: Array, caps: Array, kappa: float, radii: tuple[float, float], solver: highs.Solver
+    cmdp: CMDP, weight: Array, caps: Array, utilities: Array, radii: tuple[float, float], solver: highs.Solver
 ) -> tuple[Array, float]:
     """Return an x in X that maximises J_kappa, with `caps` = psi mu_hat and `radii` = (R_V, R_L), and a bound of it.
 
@@ -153,53 +130,52 @@ def _maximiser(
     violation. The rows carry the radii, not the objective, so that what HiGHS tolerates in a row is an error
     in J_kappa. The bound is that of weak duality, on the normalised scale.
     """
-    radius_V, radius_lam = radii
-    n_states, discount, n_utilities = cmdp.n_states, 1 - cmdp.gamma, cmdp.n_utilities
-    bound = discount * theory.sum_bound(cmdp.gamma)
+    (radius_V, radius_lam), rows = radii, cmdp.rows
+    n_states, n_utilities, unit, sparsity = cmdp.n_states, cmdp.n_utilities, 1 - cmdp.gamma, programs.sparsity(rows)
+    bound = unit * theory.sum_bound(cmdp.gamma)
     pairs = np.flatnonzero(weight > 0)  # x does not matter where W = 0, and zero is feasible there
     scale = np.minimum(bound, caps[pairs])
     factor = weight[pairs] * scale
-    utility = (cmdp.u.reshape(n_utilities, cmdp.r.size) - kappa * ending(cmdp))[:, pairs] * factor
-    n, slacks = len(pairs), 2 * n_states + 1
-    flow = radius_V * programs.flow_matrix(cmdp)[:, pairs] * factor[None]
-    identity = sp.eye_array(n_states)
-    no_slack = np.zeros(slacks)
-    shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, slacks - 1)), -np.ones((n_utilities, 1))])
-    rows = [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None], shortfall]
+    utility = utilities[:, pairs] * factor
+    n, no_slack = len(pairs), np.zeros(2 * n_states + 1)
+    flow, identity = radius_V * programs.flow_matrix(rows)[:, pairs] * factor[None], sp.eye_array(n_states)
+    shortfall = np.hstack([-radius_lam * utility, np.zeros((n_utilities, 2 * n_states)), -np.ones((n_utilities, 1))])
+    sums = [np.append(scale, no_slack)[None], np.append(scale / caps[pairs], no_slack)[None]]
     solution = solver(
         highs.Standard(
-            cost=np.concatenate([-cmdp.r.ravel()[pairs] * factor, np.ones(slacks)]),
+            cost=np.concatenate([-cmdp.r.ravel()[pairs] * factor, no_slack + 1]),
             E=sp.csr_array(sp.hstack([flow, identity, -identity, sp.csc_array((n_states, 1))])),
-            b=radius_V * programs.inflow(cmdp),
-            G=sp.csr_array(np.vstack(rows)),
-            h=np.concatenate([[bound, programs.sparsity(cmdp)], np.zeros(n_utilities)]),
-            upper=np.append(np.ones(n), np.full(slacks, np.inf)),
+            b=radius_V * programs.inflow(rows),
+            G=sp.csr_array(np.vstack([*sums, shortfall])),
+            h=np.append([bound, sparsity], np.zeros(n_utilities)),
+            upper=np.append(np.ones(n), no_slack + np.inf),
         )
     )
     if solution is None:
         raise RuntimeError("HiGHS could not solve the linear program of the saddle value, which has a solution")
     q = np.zeros(weight.size)
     q[pairs] = scale * np.clip(solution.y[:n], 0, 1)
-    excess = max(1.0, q.sum() / bound, (q / caps).sum() / programs.sparsity(cmdp))
+    excess = max(1.0, q.sum() / bound, (q / caps).sum() / sparsity)
     V, w = -radius_V * np.clip(solution.V, -1, 1), np.maximum(solution.w, 0)
     lam = radius_lam * w[2:] / max(1.0, w[2:].sum())
-    left = (cmdp.r.ravel() - programs.value_drop(cmdp, V))[pairs] * factor + lam @ utility
+    left = (cmdp.r.ravel() - programs.value_drop(rows, V))[pairs] * factor + lam @ utility
     left -= scale * (w[0] + w[1] / caps[pairs])
     rounding = 16 * np.finfo(float).eps * (2 + 2 * np.ptp(V) + lam.sum())
-    most = programs.inflow(cmdp) @ V + bound * w[0] + programs.sparsity(cmdp) * w[1] + np.maximum(left, 0).sum()
-    return (q / excess / discount).reshape(cmdp.r.shape), float(most + rounding)
+    most = programs.inflow(rows) @ V + bound * w[0] + sparsity * w[1] + np.maximum(left, 0).sum()
+    return (q / excess / unit).reshape(cmdp.r.shape), float(most + rounding)
 
 
-def _table(cmdp: Model, name: str, values: ArrayLike) -> Array:
-    return check.numbers_array(name, values, shape=(cmdp.n_states, cmdp.n_actions), at_least=0)
+def _utilities(cmdp: CMDP, kappa: float) -> Array:
+    """Return U_kappa, (I, S A)."""
+    return cmdp.rows.gains[1:] - check.real("kappa", kappa) * cmdp.rows.ends
 
 
-def _weight(cmdp: Model, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
+def _weight(cmdp: CMDP, mu: ArrayLike, mu_hat: ArrayLike) -> Array:
     """Return the diagonal of W as an (S, A) array."""
-    data = check.distribution("mu", mu, (cmdp.n_states, cmdp.n_actions))
+    data = check.distribution("mu", mu, cmdp.r.shape)
     return data / check.numbers_array("mu_hat", mu_hat, shape=data.shape, above=0)
 
 
-def _radii(cmdp: Model, slater: float) -> tuple[float, float]:
+def _radii(cmdp: CMDP, slater: float) -> tuple[float, float]:
     slater = check.real("slater", slater, above=0, at_most=1)
     return theory.radius_V(cmdp.gamma, slater), theory.radius_lam(slater)

@@ -17,6 +17,7 @@ the log. Counts alone decide this, not outcomes, so the rows of both halves may 
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +28,20 @@ from numpy.typing import NDArray
 from dpdl._validation import Array
 
 Ints = NDArray[np.int64]
+
+
+@dataclass
+class Clock:
+    """A deadline, by `time.monotonic`, that may be moved; long computations ask it whether it has passed."""
+
+    deadline: float = np.inf
+
+    def check(self) -> None:
+        """Raise TimeoutError after the deadline."""
+        if time.monotonic() >= self.deadline:
+            raise TimeoutError("time ran out")
+
+
 #: Steps that the hash of a state looks ahead.
 DEPTH = 4
 
@@ -68,10 +83,13 @@ class Cells:
         starts: Ints | None,
         rho0: Array,
         n_actions: int,
+        clock: Clock | None = None,
     ) -> Cells:
         """Collect equal rows."""
         key = _rank(pair * (len(rho0) + 1) + next_state + 1)
         for column in values.T:
+            if clock is not None:
+                clock.check()
             code = _rank(column)
             key = _rank(key * (code.max() + 1) + code)
         _, first = np.unique(key, return_index=True)
@@ -129,7 +147,7 @@ class Cells:
             state = _mix(of_state + _mix(state))
         return _mix(cell + _mix(pair + state[first_pair])[self.place]), state
 
-    def halves(self) -> tuple[Cells, Cells]:
+    def halves(self, clock: Clock | None = None) -> tuple[Cells, Cells]:
         """Deal the rows of each pair at random to two halves; each gets as many rows of a pair, up to one.
 
         The random numbers depend on what the log holds, not on labels, order of rows or units. The odd rows of a
@@ -150,6 +168,8 @@ class Cells:
         cells = np.lexsort((cell, self.place, pair[self.place]))
         left = np.zeros_like(self.count)
         for block in np.split(cells, np.flatnonzero(np.diff(self.place[cells])) + 1):
+            if clock is not None:
+                clock.check()
             n = int(size[self.place[block[0]]])
             if len(block) == 1:
                 left[block] = n

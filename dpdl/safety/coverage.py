@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,8 @@ from numpy.typing import ArrayLike
 
 from dpdl import _text as text
 from dpdl import _validation as check
+from dpdl._validation import Array
 from dpdl.data.dataset import Dataset
-from dpdl.files.headers import expect_names
-from dpdl.question import pose
-from dpdl.safety.composites import Options
-from dpdl.safety.sample import Sample
 from dpdl.safety.task import Task, make_task
 
 #: A state that was seen less often than this is hardly shown.
@@ -24,7 +22,7 @@ SHARE, MOST = 1e-3, 10
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Coverage:
+class Coverage(text.Shown):
     """What a log shows, and what a policy needs of it.
 
     Attributes
@@ -62,50 +60,25 @@ class Coverage:
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Rows of the table: what, and how much."""
-        seen = f"{self.n_pairs:,} of {self.n_states * self.n_actions:,}"
-        found = [
+        rows = [
             ("transitions", f"{self.n_transitions:,}"),
             ("episodes", f"{self.n_episodes:,}" if self.n_episodes else ""),
-            ("states that it leaves", f"{self.n_states_seen:,} of {self.n_states:,}"),
-            ("pairs of state and action", seen),
+            ("states with rows", f"{self.n_states_seen:,} of {self.n_states:,}"),
+            ("pairs of state and action", f"{self.n_pairs:,} of {self.n_states * self.n_actions:,}"),
             ("visits of such a pair", f"{self.counts[0]:,} to {self.counts[2]:,}, median {self.counts[1]:,}"),
         ]
         if self.psi is not None:
-            found.append(("deviation psi that the policy needs", f"{self.psi:.3g}"))
-            found.append(("transitions that count for the policy", f"{self.effective:,.0f}"))
-            found.append(("its time at pairs not in the log", f"{self.unseen:.2%}"))
-        return [row for row in found if row[1]]
+            rows.append(("largest ratio of the policy's visits to the log's (psi)", f"{self.psi:.3g}"))
+            rows.append(("transitions that count for the policy", f"{self.effective:,.0f}"))
+            rows.append(("its time at pairs not in the log", f"{self.unseen:.2%}"))
+        return [row for row in rows if row[1]]
 
-    def lines(self) -> list[str]:
-        """The coverage in lines of text."""
-        lines = text.aligned(("the log", ""), self.rows)
+    def parts(self) -> Iterator[str | text.Table]:
+        """The table, and the states that are hardly shown."""
+        yield ("the log", ""), self.rows
         if self.thin:
-            lines.append("states that the policy reaches and the log hardly shows (share of time, visits):")
-            lines += [f"  {state}  {share:.2%}, {count}" for state, share, count in self.thin]
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        found = text.html_table(("the log", ""), self.rows)
-        if self.thin:
-            rows = [(state, f"{share:.2%}", str(count)) for state, share, count in self.thin]
-            found += text.html_table(("state that the log hardly shows", "share of time", "visits"), rows)
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them, for `from_json`."""
-        content = asdict(self)
-        return content | {"psi": "inf"} if self.psi == np.inf else content
-
-    @classmethod
-    def from_json(cls, content: Any) -> Coverage:
-        """Make a coverage of what `to_json` returned."""
-        expect_names("coverage", content, set(cls.__dataclass_fields__))
-        psi = np.inf if content["psi"] == "inf" else content["psi"]
-        lists = {"counts": tuple(content["counts"]), "thin": tuple(map(tuple, content["thin"]))}
-        return cls(**{**content, **lists, "psi": psi})
+            header = ("states that the policy reaches and the log hardly shows", "share of time", "visits")
+            yield header, [(state, f"{share:.2%}", str(count)) for state, share, count in self.thin]
 
 
 def coverage(
@@ -134,7 +107,7 @@ def coverage(
     >>> coverage(log)
     the log
     transitions                               3
-    states that it leaves                2 of 2
+    states with rows                     2 of 2
     pairs of state and action            2 of 4
     visits of such a pair      1 to 2, median 1
     >>> coverage(log, [[1, 0], [0, 1]], gamma=0.5, rho0=[1, 0]).psi < 3
@@ -142,46 +115,42 @@ def coverage(
     """
     check.instance("log", log, Dataset)
     if policy is None:
-        return _log_coverage(log)
+        return coverage_of(log)
     if gamma is None:
         raise TypeError("a policy needs gamma=")
-    log = pose(log, gamma)
     table = check.policy_array("policy", policy, log.n_states, log.n_actions)
-    return coverage_of(make_task(log, gamma, 0.05, rho0, initial_states), table)
+    return coverage_of(log, make_task(log, gamma, 0.05, rho0, initial_states), table)
 
 
-def _log_coverage(log: Dataset, **more: Any) -> Coverage:
+def coverage_of(log: Dataset, task: Task | None = None, policy: Array | None = None) -> Coverage:
+    """Return the coverage of a log, and with its task that of a policy (S, A)."""
     counts = np.sort(log.pair_counts)
-    episodes = 0 if log.initial_counts is None else int(log.initial_counts.sum())
     return Coverage(
         n_transitions=len(log),
-        n_episodes=episodes,
+        n_episodes=0 if log.initial_counts is None else int(log.initial_counts.sum()),
         n_states=log.n_states,
         n_actions=log.n_actions,
         n_pairs=len(log.pairs),
         n_states_seen=len(np.unique(log.pairs // log.n_actions)),
         counts=(int(counts[0]), int(counts[(len(counts) - 1) // 2]), int(counts[-1])),
-        **more,
+        **({} if task is None or policy is None else _of_policy(task, policy)),
     )
 
 
-def coverage_of(task: Task, policy: np.ndarray) -> Coverage:
-    """Return the coverage of a task's log for a policy."""
-    log, cells = task.log, task.cells
-    sample, chosen = Sample(cells, Options.build(cells, 1, composites=False), task.gamma), policy.ravel()[cells.pairs]
+def _of_policy(task: Task, policy: Array) -> dict[str, Any]:
+    """What a policy needs of the log."""
+    cells, sample, chosen = task.cells, task.by_action, policy.ravel()[task.cells.pairs]
     value = sample.evaluate(chosen)
-    share = np.zeros(log.n_states)
+    share = np.zeros(cells.n_states)
     share[sample.options.known] = (1 - task.gamma) * value.states
     visited, unseen = (1 - task.gamma) * value.visits, sample.lost_time(chosen, value)
-    visits = np.bincount(cells.pairs // cells.n_actions, cells.pair_counts, log.n_states)
+    visits = np.bincount(cells.pairs // cells.n_actions, cells.pair_counts, cells.n_states)
     few = np.flatnonzero((visits < FEW) & (share >= SHARE))
     few = few[np.argsort(-share[few], kind="stable")][:MOST]
-    names = range(log.n_states) if log.labels is None else log.labels.states
     spread = float((visited**2 / cells.pair_counts).sum())
-    return _log_coverage(
-        log,
-        psi=np.inf if unseen > 1e-9 else float((visited / (cells.pair_counts / cells.n_rows)).max()),
-        effective=float(visited.sum()) ** 2 / spread if spread > 0 else 0.0,
-        unseen=unseen,
-        thin=tuple((str(names[s]), float(share[s]), int(visits[s])) for s in few),
-    )
+    return {
+        "psi": np.inf if unseen > 1e-9 else float((visited / (cells.pair_counts / cells.n_rows)).max()),
+        "effective": float(visited.sum()) ** 2 / spread if spread > 0 else 0.0,
+        "unseen": unseen,
+        "thin": tuple((task.label(s * cells.n_actions)[0], float(share[s]), int(visits[s])) for s in few),
+    }

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The rows of a log in order, in the caller's units.
+    """The rows of a log in order.
 
     Attributes
     ----------
@@ -34,7 +34,9 @@ class Steps:
         Position of each row's pair in `pairs`; position of its next state, -1 where the episode ended and `n_states`
         if no row leaves that state.
     signals : array, shape (1 + I, N)
-        The reward and the costs (or utilities).
+        The reward and the costs (or utilities), each divided by its `scale`.
+    scale : array, shape (1 + I,)
+        Largest absolute values in the caller's units, so that no unit is too large or too small to be squared.
     names : tuple of str
         What the signals are called; the first is "reward".
     starts : int array, shape (M,)
@@ -50,6 +52,7 @@ class Steps:
     pair: Ints
     next_state: Ints
     signals: Array
+    scale: Array
     names: tuple[str, ...]
     starts: Ints
     episode: Ints
@@ -75,6 +78,9 @@ def steps(log: Dataset) -> Steps:
     place = np.full(log.n_states + 1, len(visited))
     place[visited], place[-1] = np.arange(len(visited)), -1
     lengths = np.diff(starts, append=len(log))
+    signals = np.vstack([raw.records["r"], *(raw.records["u"][:, i] for i in columns)])
+    scale = abs(signals).max(axis=1)
+    scale[scale == 0] = 1.0
     return Steps(
         pairs=pairs,
         state=state,
@@ -82,7 +88,8 @@ def steps(log: Dataset) -> Steps:
         n_states=len(visited),
         pair=log.pair.astype(np.int64),
         next_state=place[log.s_next],
-        signals=np.vstack([raw.records["r"], *(raw.records["u"][:, i] for i in columns)]),
+        signals=signals / scale[:, None],
+        scale=scale,
         names=("reward", *names),
         starts=starts,
         episode=np.repeat(np.arange(len(starts)), lengths),
@@ -141,8 +148,9 @@ def own_totals(rows: Steps, gamma: float) -> tuple[OwnTotal, ...]:
     cut = rows.next_state[last] >= 0
     missing = float((gamma * discount[last] * cut).mean())
     totals = []
-    for name, signal in zip(rows.names, rows.signals, strict=True):
+    for name, signal, scale in zip(rows.names, rows.signals, rows.scale.tolist(), strict=True):
         sums = (np.add.reduceat(values, rows.starts) for values in (signal * discount, signal))
-        figures = [(float(x.mean()), float(x.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0) for x in sums]
+        means = [(float(x.mean()), float(x.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0) for x in sums]
+        figures = [(scale * mean, scale * error) for mean, error in means]
         totals.append(OwnTotal(name, *figures[0], *figures[1], n, int(cut.sum()), missing))
     return tuple(totals)

@@ -1,17 +1,16 @@
 """Does a log fit the model that certificates rest on: one Markov decision process with the states that were named?
 
-`dpdl.safety.residuals` computes the tests: for the reward and each cost, for the policy that made the log and the one
-in question, and for each of `HISTORIES`, whether what follows a pair depends on what happened before. The largest of
-all is compared with the normal quantile at `level`, by Bonferroni. How large a misfit is stands beside each rejection:
-it informs, and excuses nothing.
+`dpdl.safety.residuals` computes the tests: whether the reward and each cost of a step, their totals from there on (for
+the policy that made the log and the one in question) and the next state depend on what happened before, on any of
+`HISTORIES`. The largest of all is compared with the normal quantile at `level`, by Bonferroni. How large a misfit is
+stands beside each rejection: it informs, and excuses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from html import escape
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +19,20 @@ from scipy.special import ndtri
 from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl.data.dataset import Dataset
-from dpdl.files.headers import expect_names
+from dpdl.files.saved import Saved
 from dpdl.safety.episodes import OwnTotal, own_totals, steps, why_no_episodes
-from dpdl.safety.residuals import FEWEST, Model, both_halves, knowing, statistics, units
+from dpdl.safety.residuals import (
+    FEW,
+    NEXT_STATE,
+    Half,
+    Model,
+    Statistic,
+    both_halves,
+    knowing,
+    next_state,
+    statistics,
+    units,
+)
 
 #: What happened before a row, and what a person can do where it matters.
 HISTORIES = {
@@ -45,14 +55,16 @@ FITS, REJECTED, UNTESTED = "fits", "rejected", "not tested"
 
 @dataclass(frozen=True)
 class ModelTest:
-    """One test: whether residuals of a signal depend on something that happened before.
+    """One test: whether what a state and action lead to depends on something that happened before.
 
     Attributes
     ----------
     signal : str
-        "reward", or the name of the cost.
-    policy : {"log", "given"}
-        Whose values and pairs: of the policy that made the log, or of the one in question.
+        "reward", the name of a cost, or "next state".
+    step : bool
+        Whether the step alone is tested; otherwise the step and the values of the states that follow.
+    policy : {"log", "in question"}
+        Whose values, and where it goes: the policy that made the log, or the one in question.
     history : str
         What happened before; a key of `HISTORIES`.
     z : float
@@ -62,10 +74,11 @@ class ModelTest:
     rejected : bool
     model, knowing : float or None
         Discounted total of that policy by the model, and if the state also knew the history in four bins; None unless
-        rejected.
+        a test of this history is rejected.
     """
 
     signal: str
+    step: bool
     policy: str
     history: str
     z: float
@@ -74,20 +87,25 @@ class ModelTest:
     model: float | None = None
     knowing: float | None = None
 
+    def __str__(self) -> str:
+        return (
+            self.signal if self.signal == NEXT_STATE else f"{self.signal} {'of the step' if self.step else 'to come'}"
+        )
+
     @property
     def row(self) -> tuple[str, ...]:
         """Cells of a table."""
         verdict = "REJECTED" if self.rejected else ""
         figures = (f"{self.z:+.1f}", f"{self.episodes:,.0f}", verdict, text.tidy(self.model), text.tidy(self.knowing))
-        return (f"{self.signal} given {self.history}", self.policy, *figures)
+        return (str(self), self.history, f"of the {self.policy}" if self.policy == "log" else self.policy, *figures)
 
 
-_HEADER = ("does it depend on what happened before?", "policy", "z", "episodes", "", "model", "if the state knew")
+_HEADER = ("does this", "depend on this", "policy", "z", "episodes", "", "total by the model", "if the state knew")
 _TOTALS = ("log's own episodes", "discounted", "std. error", "model", "log / model", "undiscounted", "std. error")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModelCheck:
+class ModelCheck(text.Shown, Saved):
     """Whether a log fits the model that certificates rest on; `check_model` makes one.
 
     Attributes
@@ -108,6 +126,8 @@ class ModelCheck:
         For each signal and for "time" and "episode so far": places, mean residuals, and their standard errors.
     """
 
+    FORMAT: ClassVar[str] = "dpdl model check"
+
     status: str
     reason: str | None = None
     tests: tuple[ModelTest, ...] = ()
@@ -123,6 +143,11 @@ class ModelCheck:
         return self.status == REJECTED
 
     @property
+    def threshold(self) -> float:
+        """Size of z beyond which a test rejects: all together reject a log that fits with a probability of `level`."""
+        return float(-ndtri(self.level / 2 / max(1, len(self.tests))))
+
+    @property
     def advice(self) -> tuple[str, ...]:
         """What a person can do about each kind of rejection, the clearest first."""
         worst = sorted((test for test in self.tests if test.rejected), key=lambda test: -abs(test.z))
@@ -134,17 +159,19 @@ class ModelCheck:
         """The result in a sentence."""
         if self.status == UNTESTED:
             return f"The log cannot be tested: {self.reason}."
+        tests = f"in one of {len(self.tests)} tests"
+        rule = f"of logs that fit, {100 * self.level:g}% have a |z| beyond {self.threshold:.1f} {tests}"
         if not self.rejected:
-            tests = f"{len(self.tests)} tests by {self.totals[0].episodes:,} episodes"
-            return f"The log does not contradict the model ({tests}, level {self.level:g})."
-        worst = max((test for test in self.tests if test.rejected), key=lambda test: abs(test.z))
+            return f"The log does not contradict the model ({rule})."
+        worst = max(self.tests, key=lambda test: abs(test.z))
         return (
             "The log does not come from one decision process with these states: "
-            f"{worst.signal} depends on {worst.history} (z = {worst.z:+.1f})."
+            f"{worst} depends on {worst.history} (z = {worst.z:+.1f}; {rule})."
         )
 
-    def _tables(self) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-        """The tables of tests and totals: headers and cells."""
+    def parts(self) -> Iterator[str | text.Table]:
+        """The result, the tests and the totals, and advice."""
+        yield f"{self.status.upper()}: {self.message}"
         if self.tests:
             yield _HEADER, [test.row for test in sorted(self.tests, key=lambda test: -abs(test.z))]
         rows = []
@@ -155,17 +182,7 @@ class ModelCheck:
             rows.append((own.name, *first, ratio, *second))
         if rows:
             yield _TOTALS, rows
-
-    def __repr__(self) -> str:
-        lines = [f"{self.status.upper()}: {self.message}"]
-        for header, rows in self._tables():
-            lines += ["", *text.aligned(header, rows)]
-        return "\n".join([*lines, *(f"advice: {line}" for line in self.advice)])
-
-    def _repr_html_(self) -> str:
-        tables = "".join(text.html_table(header, rows) for header, rows in self._tables())
-        advice = "".join(f"<p>advice: {escape(line)}</p>" for line in self.advice)
-        return f"<h3>{escape(self.status.upper())}</h3><p>{escape(self.message)}</p>{tables}{advice}"
+        yield from (f"advice: {line}" for line in self.advice)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw mean residuals against time in the episode and against the episode so far; return the axes, (1 + I, 2).
@@ -187,22 +204,6 @@ class ModelCheck:
                 ax.errorbar(x, mean, yerr=2 * np.asarray(error), fmt="o", ms=3, lw=1)
                 ax.set(xlabel=unit, ylabel=f"residual of {signal}")
         return axes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them, for `from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Any) -> ModelCheck:
-        """Return the check that `to_json` wrote."""
-        expect_names("model check", content, set(cls.__dataclass_fields__))
-        check.choice("status", content["status"], (FITS, REJECTED, UNTESTED))
-        parts: dict[str, Any] = {"model_totals": tuple(content["model_totals"])}
-        for name, part in (("tests", ModelTest), ("totals", OwnTotal)):
-            for fields in content[name]:
-                expect_names(name, fields, set(part.__dataclass_fields__))
-            parts[name] = tuple(part(**fields) for fields in content[name])
-        return cls(**content | parts)
 
 
 def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, level: float = LEVEL) -> ModelCheck:
@@ -238,38 +239,72 @@ def check_model(log: Dataset, *, gamma: float, policy: ArrayLike | None = None, 
     >>> fit.status, fit.advice[0][:46]
     ('rejected', 'time: what follows depends on the time in the ')
     """
-    check.instance("log", log, Dataset)
-    gamma = check.real("gamma", gamma, above=0, below=1)
-    level = check.real("level", level, above=0, below=1)
-    table = None if policy is None else check.policy_array("policy", policy, log.n_states, log.n_actions)
-    reason = why_no_episodes(log)
-    if reason is not None:
-        return ModelCheck(status=UNTESTED, reason=reason, level=level, gamma=gamma)
-    rows = steps(log)
-    models = {"log": Model(rows, slice(None), gamma, None)}
-    figures: dict[str, Any] = {
-        "totals": own_totals(rows, gamma),
-        "model_totals": tuple(models["log"].totals.tolist()),
-        "level": level,
-        "gamma": gamma,
-    }
-    unit = units(rows)
-    if unit[-1] + 1 < FEWEST:
-        reason = f"it has {len(rows.starts)} episodes of {len(rows.pair)} rows in all, too few to compare"
-        return ModelCheck(status=UNTESTED, reason=reason, **figures)
-    halves = {"log": both_halves(rows, unit, gamma)}
-    profiles: dict[str, Any] = {}
-    tests = [("log", *test) for test in statistics(halves["log"], profiles)]
-    if table is not None:
-        chosen = table.ravel()[rows.pairs]
-        halves["given"] = [half.of_policy(chosen) for half in halves["log"]]
-        models["given"] = Model(rows, slice(None), gamma, chosen)
-        tests += [("given", *test) for test in statistics(halves["given"])]
-    quantile = -ndtri(level / 2 / max(1, len(tests)))
-    results = []
-    for name, signal, history, z, episodes in tests:
-        rejected = bool(abs(z) > quantile)
-        sizes = knowing(halves[name], models[name], signal, history) if rejected else (None, None)
-        results.append(ModelTest(signal, name, history, z, episodes, rejected, *sizes))
-    status = REJECTED if any(test.rejected for test in results) else FITS
-    return ModelCheck(status=status, tests=tuple(results), profiles=profiles, **figures)
+    return ModelTests(log, gamma=gamma, level=level).check(policy)
+
+
+class ModelTests:
+    """The tests of a log for the policy that made it, made once; `check` adds those of a policy in question."""
+
+    def __init__(self, log: Dataset, *, gamma: float, level: float = LEVEL) -> None:
+        check.instance("log", log, Dataset)
+        self._shape = log.n_states, log.n_actions
+        self._gamma = check.real("gamma", gamma, above=0, below=1)
+        self._figures: dict[str, Any] = {"gamma": self._gamma, "level": check.real("level", level, above=0, below=1)}
+        self._reason = why_no_episodes(log)
+        if self._reason is not None:
+            return
+        rows = self._rows = steps(log)
+        model = Model(rows, slice(None), gamma, None)
+        self._figures |= {
+            "totals": own_totals(rows, gamma),
+            "model_totals": tuple((rows.scale * model.totals).tolist()),
+        }
+        unit = units(rows)
+        if unit[-1] + 1 < FEW:
+            self._reason = f"it has {len(rows.starts)} episodes of {len(rows.pair)} rows in all, too few to compare"
+            return
+        self._profiles: dict[str, Any] = {}
+        self._halves = both_halves(rows, unit, gamma)
+        step = [half.with_values(None, 0.0) for half in self._halves]
+        self._tests = [
+            *_tests(True, "log", model, step, [*statistics(step), *next_state(step)]),
+            *_tests(False, "log", model, self._halves, statistics(self._halves, self._profiles)),
+        ]
+
+    def check(self, policy: ArrayLike | None = None) -> ModelCheck:
+        """Return the check of the log, as `check_model` does."""
+        table = None if policy is None else check.policy_array("policy", policy, *self._shape)
+        if self._reason is not None:
+            return ModelCheck(status=UNTESTED, reason=self._reason, **self._figures)
+        tests = list(self._tests)
+        if table is not None:
+            chosen = table.ravel()[self._rows.pairs]
+            model = Model(self._rows, slice(None), self._gamma, chosen)
+            halves = [half.with_values(chosen, self._gamma) for half in self._halves]
+            tests += _tests(True, "in question", model, halves, next_state(halves))
+            tests += _tests(False, "in question", model, halves, statistics(halves))
+        every = ModelCheck(
+            status=FITS, tests=tuple(test for test, *_ in tests), profiles=self._profiles, **self._figures
+        )
+        if not tests:
+            reason = "nothing of what follows its states and actions varies with anything that happened before"
+            return replace(every, status=UNTESTED, reason=reason)
+        misfits = {(test.policy, test.history) for test in every.tests if not abs(test.z) <= every.threshold}
+        results = []
+        for test, model, halves in tests:
+            test = replace(test, rejected=not abs(test.z) <= every.threshold)
+            in_values = not test.step and (test.policy, test.history) in misfits
+            if test.signal != NEXT_STATE and (test.rejected or in_values):
+                total, knows = knowing(model, halves, test.signal, test.history)
+                test = replace(test, model=total, knowing=knows)
+            results.append(test)
+        return replace(every, status=REJECTED if misfits else FITS, tests=tuple(results))
+
+
+def _tests(
+    step: bool, policy: str, model: Model, halves: list[Half], found: Iterable[Statistic]
+) -> list[tuple[ModelTest, Model, list[Half]]]:
+    """Return the tests, with what `knowing` needs of each."""
+    return [
+        (ModelTest(signal, step, policy, history, z, episodes), model, halves) for signal, history, z, episodes in found
+    ]

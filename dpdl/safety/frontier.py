@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +13,8 @@ from dpdl import _text as text
 from dpdl import _validation as check
 from dpdl._progress import StatusLine
 from dpdl.data.dataset import Dataset
-from dpdl.files.headers import expect_names
 from dpdl.files.saved import Saved
-from dpdl.safety.fit import check_model
+from dpdl.safety.fit import ModelTests
 from dpdl.safety.proposals import Proposer
 from dpdl.safety.safe import Search
 from dpdl.safety.task import Task, make_task
@@ -49,7 +47,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Frontier(Saved):
+class Frontier(text.Shown, Saved):
     """Reward against the limit of one constraint; `frontier` makes one.
 
     Attributes
@@ -60,8 +58,10 @@ class Frontier(Saved):
         From the strictest limit to the loosest.
     delta : float
     misfit : str or None
-        How the log contradicts the model, on which every point rests (`dpdl.check_model`). No point is then certified
-        unless the caller accepts that.
+        How the log contradicts the model, on which every point rests (`dpdl.check_model`). No policy for which it does
+        is then certified, unless the caller accepts that.
+    accept_misfit : bool
+        Whether the caller does: points are then certified under the model.
     """
 
     FORMAT = "dpdl frontier"
@@ -69,48 +69,22 @@ class Frontier(Saved):
     points: tuple[Point, ...]
     delta: float
     misfit: str | None = None
+    accept_misfit: bool = False
 
-    @property
-    def header(self) -> tuple[str, ...]:
-        """Titles of the columns of `rows`."""
-        return (f"limit of {self.name}", "reward", f"certified ({1 - self.delta:.4g})", "price")
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """Rows of the table."""
-        return [
-            (
-                text.tidy(point.limit),
-                *(text.tidy(value) or "none" for value in (point.reward, point.certified, point.price)),
-            )
-            for point in self.points
-        ]
-
-    def __repr__(self) -> str:
-        lines = text.aligned(self.header, self.rows)
-        return "\n".join(lines if self.misfit is None else [*lines, self.misfit])
-
-    def _repr_html_(self) -> str:
-        return text.html_table(self.header, self.rows) + (
-            "" if self.misfit is None else f"<p>{escape(self.misfit)}</p>"
-        )
+    def parts(self) -> Iterator[str | text.Table]:
+        """The table, and how the log contradicts the model."""
+        certified = "certified" if self.misfit is None else "certified under the model"
+        header = (f"limit of {self.name}", "reward", f"{certified} ({1 - self.delta:.4g})", "price")
+        rows = [(text.tidy(limit), *(text.tidy(value) or "none" for value in more)) for limit, *more in self.points]
+        yield header, rows
+        if self.misfit is not None:
+            yield self.misfit
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the reward against the limit, and return the axes (extra ``plot``)."""
         from dpdl.plots import plot_frontier
 
         return plot_frontier(self, ax)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of a file, for `from_json`."""
-        points = [point._asdict() for point in self.points]
-        return {"name": self.name, "delta": self.delta, "points": points, "misfit": self.misfit}
-
-    @classmethod
-    def from_json(cls, content: Any) -> Frontier:
-        """Make the frontier of what `to_json` returned."""
-        expect_names("the frontier", content, {"name", "delta", "points", "misfit"})
-        return cls(**content | {"points": tuple(Point(**point) for point in content["points"])})
 
 
 def frontier(
@@ -131,23 +105,14 @@ def frontier(
 
     Parameters
     ----------
-    log : Dataset
-    gamma : float
-        Discount.
-    limits, limit_on
-        Upper limits of costs by name, and whether they are on the "total" or the "average" (`dpdl.question`).
+    log, gamma, limits, limit_on, rho0, initial_states, cost_max, accept_misfit
+        As of `dpdl.safe_policy`.
     constraint : str or int, optional
         Name or number of the constraint.
     values : array_like, optional
         Limits to try, in the caller's units; by default eight, from the least to the largest cost of a useful policy.
     delta : float, optional
         Failure probability of certified points, each by itself.
-    rho0, initial_states : array_like, optional
-        Distribution of the initial state, or a log of initial states; by default those of the log's episodes.
-    cost_max : mapping of str to float, or array_like, optional
-        The most that a step may cost.
-    accept_misfit : bool, optional
-        Certify points under the model even if the log contradicts it.
 
     Examples
     --------
@@ -171,15 +136,16 @@ def frontier(
     if not len(whole.options.known):
         raise ValueError(f"no state of the log has {search.setting.n_min} rows")
     proposer = Proposer(task, whole, search.setting)
+    proposer.by_program = False  # plans of the model as it is, which is shrunk for proposals
     if values is None:
         # Up to where the best policy without this limit could be certified.
         free = proposer.predicted(proposer.at(_with_limit(task, i, np.inf).limits)).bound(1 + i, task.level)
-        careful = whole.evaluate(proposer.most_careful()).J[1 + i]
-        totals = np.linspace(careful, free, POINTS)
+        totals = np.linspace(whole.evaluate(proposer.most_careful()).J[1 + i], free, POINTS)
     else:
         given = np.atleast_1d(check.numbers_array("values", values))
         totals = np.array([task.total(i, limit) for limit in given])
-    fit = check_model(task.log, gamma=task.gamma)
+    model = ModelTests(task.log, gamma=task.gamma)
+    fit = model.check()
     points: list[Point] = []
     best, safest = -np.inf, -np.inf  # what a stricter limit allows, a looser one does as well
     with StatusLine() as line:
@@ -190,22 +156,22 @@ def frontier(
             if task.accept_misfit or not fit.rejected:
                 tests = Search(limited, parts=PARTS)
                 tests.samples = search.samples
-                tests.run(line)
-                safest = max(safest, *(-float(tested.trial.estimate[0]) for tested in tests.passed), -np.inf)
-            policy = proposer.at(limited.limits)
-            J = whole.evaluate(policy).J
+                tests.test(line)
+                for trial in sorted(tests.passed, key=lambda trial: float(trial.estimate[0])):
+                    earned = -float(trial.estimate[0])
+                    if earned <= safest:
+                        break
+                    checked = model.check(tests.table(trial))
+                    fit = fit if fit.rejected else checked
+                    if task.accept_misfit or not checked.rejected:
+                        safest = earned
+            J = whole.evaluate(proposer.at(limited.limits)).J
             kept = bool((J[1:] <= limited.limits + 1e-6 * (abs(J[1:]) + abs(limited.limits))).all())
-            best = max(best, -float(J[0])) if kept else best
-            points.append(
-                Point(
-                    task.shown(1 + i, float(total)),
-                    best if np.isfinite(best) else None,
-                    safest if np.isfinite(safest) else None,
-                    None,
-                )
-            )
+            best = max(best, safest, -float(J[0]) if kept else -np.inf)
+            reward, certified = (value if np.isfinite(value) else None for value in (best, safest))
+            points.append(Point(task.shown(1 + i, float(total)), reward, certified, None))
     misfit = fit.message if fit.rejected else None
-    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta, misfit)
+    return Frontier(task.names[i], tuple(_with_prices(points)), task.delta, misfit, task.accept_misfit)
 
 
 def _with_limit(task: Task, i: int, total: float) -> Task:
@@ -214,14 +180,14 @@ def _with_limit(task: Task, i: int, total: float) -> Task:
 
 def _with_prices(points: list[Point]) -> list[Point]:
     """Set the price at each limit: the slope of the reward towards the next looser one, or else from the last."""
-    found = []
+    priced = []
     for k, point in enumerate(points):
-        a, b = (points[k], points[k + 1]) if k + 1 < len(points) else (points[k - 1], points[k])
-        price = None
-        if len(points) > 1 and a.reward is not None and b.reward is not None and a.limit != b.limit:
+        first = max(0, min(k, len(points) - 2))
+        a, b, price = points[first], points[min(first + 1, len(points) - 1)], None
+        if a.reward is not None and b.reward is not None and a.limit != b.limit:
             price = (b.reward - a.reward) / (b.limit - a.limit)
-        found.append(point._replace(price=price))
-    return found
+        priced.append(point._replace(price=price))
+    return priced
 
 
 def _number(constraint: str | int, names: tuple[str, ...]) -> int:

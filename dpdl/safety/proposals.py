@@ -16,7 +16,10 @@ That is a linear program. Beyond some size plans are made by the planner, which 
 
     loss + min(part, 1) (b sd/sqrt(n) + a R/n)    with limits less a margin,
 
-and the margins follow the predicted widths of the bounds: a proposal keeps a part of them from its limits.
+and the margins follow the predicted widths of the bounds: a proposal keeps a part of them from its limits. Such a plan
+takes one option in most states. If that option was seen rarely, the other rows may show that it leads back to its state
+again and again, and the bound then charges its few rows for many visits. So a plan does as the log did with probability
+m/(n + m) where it would take an option with n rows.
 
 Nothing here can make a certificate wrong: proposals never see the rows that test them.
 """
@@ -47,9 +50,9 @@ ROOMS, PARTS = (0.95, 0.8, 0.6, 0.4, 0.2), (1.5, 1.2, 1.0, 0.85, 0.7, 0.55, 0.4,
 #: Plans for one proposal, at most; another one is made if this share of the visits moves.
 ROUNDS, MOVED = 2, 0.05
 #: Parts of the predicted width that plans of the planner keep from their limits; the plans for each, at most, and
-#: the part by which it may be missed; the number a above.
+#: the part by which it may be missed; the numbers a and m above.
 MARGINS = (4.0, 3.0, 2.2, 1.7, 1.4, 1.2, 1.08, 1.0, 0.95, 0.9, 0.84, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-MARGIN_ROUNDS, CLOSE, RARE = 4, 0.05, 0.1
+MARGIN_ROUNDS, CLOSE, RARE, AS_LOGGED = 4, 0.05, 0.1, 3.0
 #: Relative gap of plans by the planner; up to so many options a linear program is quicker.
 GAP, PROGRAM_OPTIONS = 1e-3, 1000
 #: The part of the width that is kept at least, so that ties go to what was seen often; that of the reward's charge.
@@ -60,10 +63,6 @@ MOST_PRIOR = 40.0
 FAR = 2.0
 #: Visits of an option, as shares of its state's, at which the slope of their square changes, and the slopes.
 KNOTS, SLOPES = (0.25, 0.25), (0.125, 0.375, 0.75)
-
-
-class OutOfTime(Exception):
-    """The deadline has passed."""
 
 
 class Setting(NamedTuple):
@@ -110,8 +109,6 @@ class Proposer:
     sample : Sample
         The rows that choose.
     setting : Setting
-    deadline : float, optional
-        Time by `time.monotonic` at which `OutOfTime` is raised.
     parts : sequence of float, optional
         Parts of the width, from careful to bold; by default `PARTS`, or `MARGINS` for the planner.
     """
@@ -119,7 +116,6 @@ class Proposer:
     task: Task
     sample: Sample
     setting: Setting
-    deadline: float = np.inf
     parts: Sequence[float] = ()
 
     def __post_init__(self) -> None:
@@ -263,7 +259,14 @@ class Proposer:
         """The best policy with these limits for losses with charges that are linear in visits."""
         n, top = np.maximum(self.sample.n, 1)[:, None], self.sample.surprise(trial.values[0])
         charge = self.setting.pessimism * np.sqrt(self._variances(trial) / n) + RARE * top / n
-        return self._best(self.means + min(max(part, LEAST), 1.0) * charge, limits)
+        policy = self._best(self.means + min(max(part, LEAST), 1.0) * charge, limits)
+        return self._mixed(policy, AS_LOGGED * min(part, 1.0))
+
+    def _mixed(self, policy: Array, rows: float) -> Array:
+        """Do as the log did in place of an option with n rows, with probability rows/(n + rows)."""
+        moved = policy * (rows / np.maximum(self.sample.n + rows, 1e-300))
+        moved[self._logged] = 0.0
+        return policy - moved + np.bincount(self._logged, moved, len(policy))
 
     def _variances(self, trial: Trial) -> Array:
         """Variances of y by option, (K, m), with one row of the mean over all rows."""
@@ -276,8 +279,7 @@ class Proposer:
 
     def _best(self, losses: Array, limits: Array | None, charges: Charges | None = None) -> Array:
         """Plan for these losses by option and limits; if these are None or cannot be kept, make the excess least."""
-        if time.monotonic() >= self.deadline:
-            raise OutOfTime
+        self.task.clock.check()
         sample, mass = self.sample, float(self.sample.start.sum())
         if mass == 0:
             return sample.options.as_logged
@@ -305,12 +307,11 @@ class Proposer:
         sample = self.sample
         ends = np.maximum(1 - sample.gamma * self.moves.sum(axis=1), 1 - sample.gamma)
         rows = Rows.from_matrix(self.moves, sample.options.first, gains, ends, sample.gamma, rho0)
-        planner = Planner(rows, GAP, deadline=self.deadline)
+        planner = Planner(rows, GAP, deadline=self.task.clock.deadline)
         plan = None if kappa is None else planner.plan(kappa)
         if plan is None or not plan.lower > -np.inf:
             plan = planner.most_careful(goal)
-        if time.monotonic() >= self.deadline:
-            raise OutOfTime
+        self.task.clock.check()
         return np.maximum(plan.occupancy, 0.0) if np.isfinite(plan.reward) else None
 
     def _program(
@@ -353,10 +354,9 @@ class Proposer:
                     [np.append(np.zeros(n + I), -free), np.concatenate([high, np.full(I, np.inf), [free]])]
                 ),
                 method="highs",
-                options={"time_limit": max(0.1, min(self.deadline - time.monotonic(), 1e6))},
+                options={"time_limit": max(0.1, min(self.task.clock.deadline - time.monotonic(), 1e6))},
             )
-            if time.monotonic() >= self.deadline:
-                raise OutOfTime
+            self.task.clock.check()
             if plan.status == 0:
                 return np.maximum(plan.x[:n].reshape(pieces, K).sum(axis=0), 0.0)
         return None

@@ -10,38 +10,43 @@ the pair from different episodes, i and j:
 Rows of one episode are not compared, because what happened in row i changes h in later rows of its episode. V, the
 values of a policy, and whatever else is estimated come from the other half of the episodes: on thin logs V(s') would
 otherwise contain the episode's own later rows. The contributions of episodes, each multiplied by sqrt(n/(n - m)) for
-its m rows at a pair, give the variance, and T over its root is standard normal under the model.
+its m rows at a pair, give the variance, or the model does, if that is larger: outcomes at a pair have their variance
+there whatever happened before, which makes sum_{(s, a)} sum_i (y_i - mean y)^2/(n - 1) sum_i (h_i - mean h)^2. Where
+both y and h are rare and never coincide the former is much too small. T over the root is standard normal under the
+model.
 
 One of the histories is learned: the mean residual, on the other half, of rows with the same pair and the same pair
-before. The two halves then test the same products, so their statistics are averaged and not added.
+before. The two halves then test the same products, so their statistics are averaged and not added. The same is done
+for the next state itself: y is its indicator, h the distribution on the other half of the states that follow the same
+two pairs, and products are inner products. That needs no V, and shows much more of states that are too coarse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.linalg import gmres, splu
+from scipy.sparse.linalg import gmres
 
 from dpdl._validation import Array
 from dpdl.safety.episodes import Ints, Steps
 
-#: The previous pair's residuals are learned on the other half: its two statistics are averaged.
-_LEARNED = "previous pair"
+#: What followed the previous pair is learned on the other half: its two statistics are averaged.
+_LEARNED, NEXT_STATE = "previous pair", "next state"
 #: Rows of the policy in question count at most this much more than the mean row.
 _LARGEST_WEIGHT = 10.0
 #: Prior rows at zero in the mean residual of the episode so far, and in means by previous pair or bin.
 _PRIOR_ROWS, _PRIOR_CELLS = 2.0, 5.0
 #: Episodes are cut into pieces, which take their place, if there are fewer than FEW; pieces have at least SHORT rows.
-_FEW, _SHORT, FEWEST = 20, 10, 8
+#: Fewer than FEW cannot reject: |z| is at most about the root of their number.
+FEW, _SHORT = 20, 10
 #: Actions beyond the most frequent ones are not counted one by one in "actions so far".
 _ACTIONS = 64
-#: Linear systems up to here are solved by dense factors; up to the second size, if rows have few entries, by sparse
-#: ones; larger ones by GMRES.
-_DENSE, _SPARSE, _FEW_ENTRIES = 300, 1500, 5
+#: Linear systems up to here are solved by dense factors, larger ones by GMRES.
+_DENSE = 300
 #: Bins of the history that `knowing` adds to the state; bins of profiles, and the most rows that these are made of.
 _BINS, _PLACES, _MOST_ROWS = 4, 20, 200_000
 #: Differences of this size, relative to the numbers, are rounding.
@@ -51,9 +56,9 @@ _ROUNDING = 1e-9
 def units(rows: Steps) -> Ints:
     """Return the number of the episode of each row or, if there are few and long ones, of a piece of it."""
     n = len(rows.pair)
-    if len(rows.starts) >= _FEW or n < _FEW * _SHORT:
+    if len(rows.starts) >= FEW or n < FEW * _SHORT:
         return rows.episode
-    length = max(_SHORT, n // (5 * _FEW))
+    length = max(_SHORT, n // (5 * FEW))
     return np.cumsum(rows.time % length == 0) - 1
 
 
@@ -70,7 +75,7 @@ class Model:
         n = np.bincount(pair, minlength=K).astype(np.float64)
         visits = np.bincount(state, n, minlength=S)
         share = n / np.maximum(visits, 1)[state]
-        self.behaviour = share
+        self.gamma, self.policy, self.behaviour = gamma, policy, share
         if policy is not None:
             share = _among(np.where(n > 0, policy, 0.0), state, share)
         unknown = np.append(visits == 0, True)  # the last state stands for all that are not known
@@ -78,7 +83,8 @@ class Model:
         goes, total = after >= 0, max(1, len(pair))
         each = (share / np.maximum(n, 1))[pair]
         fate = np.bincount(to[goes], minlength=S + 1) / total
-        P = _matrix(state[pair][goes], to[goes], each[goes], S + 1, fate)
+        place = np.append(state[pair][goes], np.full(S + 1, S)), np.append(to[goes], np.arange(S + 1))
+        P = sp.coo_array((np.append(each[goes], fate), place), shape=(S + 1, S + 1)).tocsr()
         sums = np.array([np.bincount(pair, signal, minlength=K) for signal in signals]).T
         c = np.zeros((S + 1, len(signals)))
         np.add.at(c, state, sums * (share / np.maximum(n, 1))[:, None])
@@ -93,7 +99,7 @@ class Model:
         self.totals = start @ self.V[:-1]
         self.weight = np.ones(K)
         if policy is not None:
-            weight = _solve(P, start[:, None], gamma, transposed=True)[state, 0] * share / np.maximum(n, 1)
+            weight = _solve(P.T, start[:, None], gamma)[state, 0] * share / np.maximum(n, 1)
             mean = (weight * n).sum() / total
             self.weight = np.minimum(weight / mean, _LARGEST_WEIGHT) if mean > 0 else self.weight
 
@@ -104,31 +110,21 @@ def _among(weight: Array, state: Ints, otherwise: Array) -> Array:
     return np.where(mass > 0, weight / np.where(mass > 0, mass, 1), otherwise)
 
 
-def _matrix(row: Ints, column: Ints, weight: Array, size: int, last: Array) -> Any:
-    """Return sums of weights by row and column, with a last row: dense if small."""
-    if size <= _DENSE:
-        P = np.bincount(row * size + column, weight, minlength=size * size).reshape(size, size)
-        P[-1] = last
-        return P
-    row, column = np.append(row, np.full(size, size - 1)), np.append(column, np.arange(size))
-    return sp.coo_array((np.append(weight, last), (row, column)), shape=(size, size)).tocsr()
-
-
-def _solve(P: Any, c: Array, gamma: float, *, transposed: bool = False) -> Array:
+def _solve(P: Any, c: Array, gamma: float) -> Array:
     """Return V = c + gamma P V, column by column."""
-    size, dense = P.shape[0], isinstance(P, np.ndarray)
-    matrix = (np.eye(size) if dense else sp.eye_array(size, format="csr")) - gamma * P
-    matrix = matrix.T if transposed else matrix
-    if dense:
-        return np.linalg.solve(matrix, c)
-    if size <= _SPARSE and matrix.nnz <= _FEW_ENTRIES * size:
-        return splu(matrix.tocsc()).solve(np.ascontiguousarray(c))
+    matrix = sp.eye_array(P.shape[0], format="csr") - gamma * P
+    if P.shape[0] <= _DENSE:
+        return np.linalg.solve(matrix.toarray(), c)
     return np.column_stack([gmres(matrix, column, x0=column, rtol=1e-6, restart=50, maxiter=40)[0] for column in c.T])
 
 
 def _order(keys: Ints, size: int) -> Ints:
     """Return the stable order of integers below `size`; NumPy sorts short ones by counting."""
     return np.argsort(keys.astype(np.min_scalar_type(size)), kind="stable")
+
+
+#: Signal, history, z, effective number of episodes.
+Statistic = tuple[str, str, float, float]
 
 
 class Centred(NamedTuple):
@@ -139,14 +135,24 @@ class Centred(NamedTuple):
     sums: Array
 
 
+class Comparison(NamedTuple):
+    """T, the contributions of the units with their factors, and the variance of T under the model."""
+
+    T: float
+    by_unit: Array
+    variance: float
+
+
 class Half:
     """Every other episode (or piece of one), with values from the others.
 
     Its rows are in the order of pairs and, at a pair, of units; the rows of a unit at a pair are a cell.
     """
 
-    def __init__(self, rows: Steps, unit: Ints, by_pair: Ints, previous: Ints, which: int, gamma: float) -> None:
-        self.rows, self.gamma = rows, gamma
+    def __init__(
+        self, rows: Steps, unit: Ints, by_pair: Ints, previous: Ints, outcome: Ints, which: int, gamma: float
+    ) -> None:
+        self.rows = rows
         self.rest = np.flatnonzero(unit % 2 != which)
         self.mine = by_pair[unit[by_pair] % 2 == which]
         pair, unit = rows.pair[self.mine], unit[self.mine] // 2
@@ -162,24 +168,25 @@ class Half:
         self.factor = np.where(n > m, np.sqrt(n / np.maximum(n - m, 1)), 0.0)
         self.key, there = previous[self.mine], previous[self.rest]
         self.there, self.shrink = there, 1 / (np.bincount(there, minlength=previous.max() + 1) + _PRIOR_CELLS)
-        self._take(None)
+        self._take(None, gamma)
         fixed = {"actions so far": self._actions(), "time": rows.time, "discount": np.power(gamma, rows.time)}
         self.fixed = {name: self.centred(h[self.mine]) for name, h in fixed.items()}
+        self.next_state, self.next_state_variance = self._next_state(outcome)
 
-    def of_policy(self, policy: Array) -> Half:
-        """Return the half with values and weights of another policy, its probabilities at the pairs."""
+    def with_values(self, policy: Array | None, gamma: float) -> Half:
+        """Return the half with values and weights of another policy, its probabilities at the pairs, or discount."""
         other = copy(self)
-        other._take(policy)
+        other._take(policy, gamma)
         return other
 
-    def _take(self, policy: Array | None) -> None:
-        self.policy, self.model = policy, Model(self.rows, self.rest, self.gamma, policy)
+    def _take(self, policy: Array | None, gamma: float) -> None:
+        self.model = Model(self.rows, self.rest, gamma, policy)
         self.weighted = self.factor * self.model.weight[self.cell_pair]
 
     def residuals(self, signal: int) -> Array:
         """Return y - Q for all rows of the log, with values from the other half."""
         rows, V, Q = self.rows, self.model.V[:, signal], self.model.Q[:, signal]
-        return rows.signals[signal] + self.gamma * V[rows.next_state] - Q[rows.pair]
+        return rows.signals[signal] + self.model.gamma * V[rows.next_state] - Q[rows.pair]
 
     def histories(self, residuals: Array) -> Iterator[tuple[str, Centred]]:
         """Yield what happened before each row of this half, by name."""
@@ -207,24 +214,53 @@ class Half:
             excess[taken] -= (np.searchsorted(taken, rows.starts) - expected[rows.starts])[rows.episode[taken]]
         return excess / np.sqrt(1 + rows.time)
 
+    def _next_state(self, outcome: Ints) -> tuple[tuple[Array, Array], Array]:
+        """Return the products of next states and of what followed the same two pairs on the other half, by cell.
+
+        And the variance of their sum under the model, by pair. Outcomes are numbered by pair and next state, so that
+        means at the pair are a vector.
+        """
+        here, there, size = outcome[self.mine], outcome[self.rest], int(outcome.max()) + 1
+        H = sp.coo_array((self.shrink[self.there], (self.there, there)), shape=(len(self.shrink), size)).tocsr()
+        n, m = self.n.repeat(self.n), np.diff(self.cells, append=len(here))
+        at_mean = (H @ np.bincount(here, 1 / n, minlength=size))[self.key]
+        mean_there = (H.T @ np.bincount(self.key, minlength=len(self.shrink)))[here] / n
+        both_means = (np.add.reduceat(at_mean, self.first) / self.n).repeat(self.n)
+        shift = np.add.reduceat(both_means - at_mean - mean_there, self.cells)
+        own = np.add.reduceat(np.asarray(H[self.key, here]).ravel(), self.cells)
+        cell = np.arange(len(m)).repeat(m)
+        follows = sp.coo_array((np.ones(len(here)), (cell, here)), shape=(len(m), size)).tocsr()
+        before = sp.coo_array((np.ones(len(here)), (cell, self.key)), shape=(len(m), len(self.shrink))).tocsr()
+        # Of an indicator with probabilities p, times h less its mean: (h - mean)' (diag p - p p') (h - mean).
+        squares = (H.multiply(H) @ np.bincount(here, 1 / n, minlength=size))[self.key]
+        variance = np.add.reduceat(squares - at_mean**2 - mean_there**2 + both_means**2, self.first)
+        variance = np.maximum(variance, 0.0) * self.n / np.maximum(self.n - 1, 1)
+        return (own + shift, (follows * (before @ H)).sum(axis=1) + m * shift), variance
+
     def centred(self, values: Array) -> Centred:
         """Centre the values of the rows of this half."""
         means = np.add.reduceat(values, self.first) / self.n
         rest = values - means.repeat(self.n)
         return Centred(values, rest, rest if len(self.cells) == len(rest) else np.add.reduceat(rest, self.cells))
 
-    def statistic(self, y: Centred, h: Centred) -> tuple[float, Array]:
-        """Return T, and the contributions of the units with their factors."""
+    def statistic(self, y: Centred, h: Centred) -> Comparison:
+        """Compare y with h."""
         product = y.rest * h.rest
         product = product if len(self.cells) == len(product) else np.add.reduceat(product, self.cells)
+        spread = np.add.reduceat(y.rest**2, self.first) / np.maximum(self.n - 1, 1)
+        return self.between_units(product, y.sums * h.sums, spread * np.add.reduceat(h.rest**2, self.first))
+
+    def between_units(self, product: Array, of_sums: Array, variance: Array) -> Comparison:
+        """Compare rows of different units, from sums of products over cells, products of sums, variances by pair."""
         # Over rows i of the unit and j of the others, sum (y_i - y_j)(h_i - h_j)/n; every product belongs to two units.
-        cross = product * self.rest_of_pair + y.sums * h.sums * self.twice
+        cross = product * self.rest_of_pair + of_sums * self.twice
         at_pair = np.add.reduceat(product, self.pairs)
         both = np.add.reduceat(cross, self.pairs) + at_pair
         cross += self.share * (at_pair - both / 2).repeat(self.n_cells)
-        T = (both / 2) @ self.model.weight[self.cell_pair[self.pairs]]
+        weight = self.model.weight[self.cell_pair[self.pairs]]
+        compared = self.n_cells > 1
         by_unit: Any = np.bincount(self.cell_unit, cross * self.weighted)
-        return float(T), by_unit
+        return Comparison(float(both @ weight / 2), by_unit, float((variance * compared) @ weight**2))
 
 
 def both_halves(rows: Steps, unit: Ints, gamma: float) -> list[Half]:
@@ -238,10 +274,11 @@ def both_halves(rows: Steps, unit: Ints, gamma: float) -> list[Half]:
     new = (np.diff(before[order], prepend=-1) != 0) | (np.diff(rows.pair[order], prepend=-1) != 0)
     previous = np.empty(len(order), dtype=np.int64)
     previous[order] = np.cumsum(new) - 1
-    return [Half(rows, unit, by_pair, previous, which, gamma) for which in (0, 1)]
+    outcome = np.unique(rows.pair * (rows.n_states + 2) + rows.next_state + 1, return_inverse=True)[1]
+    return [Half(rows, unit, by_pair, previous, outcome, which, gamma) for which in (0, 1)]
 
 
-def statistics(halves: list[Half], profiles: dict[str, Any] | None = None) -> Iterator[tuple[str, str, float, float]]:
+def statistics(halves: list[Half], profiles: dict[str, Any] | None = None) -> Iterator[Statistic]:
     """Yield signal, history, z and the effective number of episodes of all that can be tested for a policy.
 
     Profiles, if asked for, are filled: mean residuals of each signal by time and by the episode so far.
@@ -255,23 +292,40 @@ def statistics(halves: list[Half], profiles: dict[str, Any] | None = None) -> It
         for (history, first), (_, second) in zip(*map(Half.histories, halves, every), strict=True):
             known = [first, second]
             if profiles is not None and history in ("time", "episode so far"):
-                profiles.setdefault(name, {})[history] = _profile(known, residuals)
-            T, by_unit = zip(*map(Half.statistic, halves, residuals, known), strict=True)
-            sizes = np.array([abs(part).max() for part in by_unit])
-            compared = sizes > [scale * abs(h.values).max() for h in known]
-            if not compared.any():
-                continue  # the pair decides what happened before, or no two episodes can be compared
-            parts = [part / sizes.max() for part in by_unit]
-            squares = np.array([part @ part for part in parts]) * compared
-            T = T / sizes.max() * compared
-            if history == _LEARNED:
-                z = np.mean(T / np.sqrt(np.where(compared, squares, 1.0)))
-            else:
-                z = T.sum() / np.sqrt(squares.sum())
-            yield name, history, float(z), float(squares.sum() ** 2 / sum((part**4).sum() for part in parts))
+                x, *means = _profile(known, residuals) * halves[0].rows.scale[signal]
+                x = x / halves[0].rows.scale[signal] if history == "time" else x
+                profiles.setdefault(name, {})[history] = [values.tolist() for values in (x, *means)]
+            least = np.array([scale * abs(h.values).max() for h in known])
+            yield from _compared(name, history, map(Half.statistic, halves, residuals, known), least)
 
 
-def _profile(known: list[Centred], residuals: list[Centred]) -> list[list[float]]:
+def next_state(halves: list[Half]) -> Iterator[Statistic]:
+    """Yield the same for the next state, given the previous pair."""
+    products = (half.between_units(*half.next_state, half.next_state_variance) for half in halves)
+    yield from _compared(NEXT_STATE, _LEARNED, products, np.full(2, _ROUNDING))
+
+
+def _compared(name: str, history: str, parts: Iterable[Comparison], least: Array) -> Iterator[Statistic]:
+    """Yield z and the effective number of episodes, unless no contribution of an episode exceeds the least."""
+    halves = list(parts)
+    sizes = np.array([abs(half.by_unit).max() for half in halves])
+    compared = sizes > least
+    if not compared.any():
+        return  # the pair decides what happened before, or no two episodes can be compared
+    by_unit = [half.by_unit / sizes.max() for half in halves]
+    squares = np.array([part @ part for part in by_unit])
+    effective = float((squares @ compared) ** 2 / sum((part**4).sum() for part in by_unit))
+    variance = np.array([half.variance for half in halves]) / sizes.max() / sizes.max()
+    T = np.array([half.T for half in halves]) / sizes.max()
+    larger = np.where(compared, np.maximum(squares, variance), 0.0)
+    if history == _LEARNED:
+        z = np.mean(T * compared / np.sqrt(np.where(compared, larger, 1.0)))
+    else:
+        z = (T @ compared) / np.sqrt(larger.sum())
+    yield name, history, float(z), effective
+
+
+def _profile(known: list[Centred], residuals: list[Centred]) -> Array:
     """Return means of the history and of residuals, and the standard errors of these, by bin of the history."""
     every = 1 + sum(len(h.rest) for h in known) // _MOST_ROWS
     h = np.concatenate([part.values[::every] for part in known])
@@ -279,16 +333,16 @@ def _profile(known: list[Centred], residuals: list[Centred]) -> list[list[float]
     place = np.searchsorted(np.unique(np.quantile(h, np.arange(1, _PLACES) / _PLACES)), h)
     n = np.bincount(place)
     x, mean, square = (np.bincount(place, values)[n > 0] / n[n > 0] for values in (h, e, e * e))
-    return [x.tolist(), mean.tolist(), np.sqrt(square / n[n > 0]).tolist()]
+    return np.array([x, mean, np.sqrt(square / n[n > 0])])
 
 
-def knowing(halves: list[Half], model: Model, name: str, history: str) -> tuple[float, float]:
+def knowing(model: Model, halves: list[Half], name: str, history: str) -> tuple[float, float]:
     """Return a policy's discounted total by the model of all rows, and if the state also knew the history in four bins.
 
     The mean over the rows of a pair and bin is drawn to that of the pair by `_PRIOR_CELLS` rows of it. A fifth bin,
     which no row is in, stands for not known: where the record stops.
     """
-    rows, gamma, policy = halves[0].rows, halves[0].gamma, halves[0].policy
+    rows, gamma, policy = halves[0].rows, model.gamma, model.policy
     signal, bins = rows.names.index(name), _BINS + 1
     h = np.empty(len(rows.pair))
     for half in halves:
@@ -314,4 +368,4 @@ def knowing(halves: list[Half], model: Model, name: str, history: str) -> tuple[
     c[S * bins :] = model.V[S, signal]  # states that no row leaves
     V = _solve(choose @ P, c[:, None], gamma)[:, 0]
     V = V[rows.state[rows.pair[rows.starts]] * bins + place[rows.starts]]
-    return float(model.totals[signal]), float(V.mean())
+    return float(rows.scale[signal] * model.totals[signal]), float(rows.scale[signal] * V.mean())

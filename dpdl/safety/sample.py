@@ -6,7 +6,7 @@ each option (`dpdl.safety.composites`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpdl._validation import Array
 from dpdl.models.evaluation import Evaluator, Rows
-from dpdl.safety.composites import Cells, Ints, Options
+from dpdl.safety.composites import Cells, Clock, Ints, Options
 
 #: Up to this many states values are found by dense elimination, which is quicker.
 DENSE = 600
@@ -43,11 +43,14 @@ class Sample:
     cells : Cells
     options : Options
     gamma : float
+    clock : Clock
+        After its deadline values raise TimeoutError.
     """
 
     cells: Cells
     options: Options
     gamma: float
+    clock: Clock = field(default_factory=Clock)
 
     @cached_property
     def place(self) -> tuple[Ints, Ints]:
@@ -152,10 +155,12 @@ class Sample:
         ends = np.maximum(1 - self.gamma * P.sum(axis=1), 1 - self.gamma)
         rho0 = self.start / mass if mass > 0 else np.full(n, 1 / n)
         rows = Rows.from_matrix(P, np.arange(n + 1), np.ascontiguousarray(b.T), ends, self.gamma, rho0)
-        evaluator, each = Evaluator(rows), np.arange(n, dtype=np.int32)
+        evaluator, each = Evaluator(rows, self.clock.deadline), np.arange(n, dtype=np.int32)
         size = np.maximum(abs(b).max(axis=0), np.finfo(float).tiny) / (1 - self.gamma)
         V = evaluator.values(each, ACCURACY * size)
-        return V, mass * evaluator.occupancy(each, ACCURACY / (1 - self.gamma))[0]
+        visits = mass * evaluator.occupancy(each, ACCURACY / (1 - self.gamma))[0]
+        self.clock.check()  # or they are what they were by the deadline
+        return V, visits
 
     def evaluate(self, policy: Array) -> Value:
         """Evaluate a policy."""

@@ -78,13 +78,11 @@ class Trial:
     def _terms(self) -> tuple[Array, Array, int, Array]:
         """Terms (n, m) of rows and first states, multiplicities (n,), how many are of rows, and the worst terms."""
         terms, counts, worst_row, worst_start = [], [], [], []
-        compared = bool(self.task.against_log.any())
         for sample, value in zip(self.samples, self.values, strict=True):
-            x = _row_terms(sample, value)
             used = sample.cells.count > 0
-            terms.append((self._less_log(x, _row_terms(sample, sample.logged)) if compared else x)[used])
+            terms.append(self._of_cells(sample, value)[used])
             counts.append(sample.cells.count[used].astype(float))
-            worst_row.append(self._worst(sample, value))
+            worst_row.append(self._worst(sample, value).max(axis=0, initial=0.0))
         n_rows = sum(len(part) for part in counts)
         for sample, value in zip(self.samples, self.values, strict=True):
             if sample.cells.starts is None:
@@ -104,9 +102,9 @@ class Trial:
         return scale * np.concatenate(terms), total, n_rows, scale * np.array(worst)
 
     def _worst(self, sample: Sample, value: Value) -> Array:
-        """The largest product of weight and surprise, (m,)."""
+        """Products of weight and surprise by option, (K, m)."""
         weight, surprise = (value.visits / sample.freedom)[:, None], self._surprise(sample, value)
-        worst = (weight * surprise).max(axis=0, initial=0.0)
+        worst = weight * surprise
         if self.task.against_log.any():
             # Of the difference: weights differ, and so do surprises; the log's policy may have better ones, too.
             other = (sample.logged.visits / sample.freedom)[:, None]
@@ -114,7 +112,7 @@ class Trial:
             most = np.maximum(surprise, of_log)
             move = abs(value.Q - sample.logged.Q) + sample.gamma * abs(value.V - sample.logged.V).max(axis=0)
             apart = abs(weight - other) * most + np.minimum(weight, other) * move
-            worst = np.where(np.append(False, self.task.against_log), apart.max(axis=0, initial=0.0), worst)
+            worst = np.where(np.append(False, self.task.against_log), apart, worst)
         return worst
 
     def _surprise(self, sample: Sample, value: Value) -> Array:
@@ -156,17 +154,21 @@ class Trial:
         }
 
     def by_pair(self, i: int, worst: bool) -> Array:
-        """Parts of the squared error of loss `i`, or of the largest weights of a row, by pair of the log."""
-        found = np.zeros(len(self.samples[0].cells.pairs))
+        """Parts of the squared error of loss `i`, or the largest of the worst terms, by pair of the log."""
+        parts = np.zeros(len(self.samples[0].cells.pairs))
         for sample, value in zip(self.samples, self.values, strict=True):
-            weight = value.visits / sample.freedom
             if worst:
-                found = np.maximum(found, np.where(weight >= 0.5 * weight.max(), weight, 0.0) @ sample.options.share)
-                continue
-            for cell, option, residual in sample.residuals(value):
-                square = sample.cells.count[cell] * (weight[option] * residual[:, i]) ** 2
-                found += np.bincount(sample.cells.place[cell], square, len(found))
-        return found
+                term = self._worst(sample, value)[:, i]
+                parts = np.maximum(parts, np.where(term >= 0.5 * term.max(), term, 0.0) @ sample.options.share)
+            else:
+                square = sample.cells.count * self._of_cells(sample, value)[:, i] ** 2
+                parts += np.bincount(sample.cells.place, square, len(parts))
+        return parts
+
+    def _of_cells(self, sample: Sample, value: Value) -> Array:
+        """Terms of the cells, (C, m), before scaling, less those of the log's policy where these are the limit."""
+        x = _row_terms(sample, value)
+        return self._less_log(x, _row_terms(sample, sample.logged)) if self.task.against_log.any() else x
 
 
 def _row_terms(sample: Sample, value: Value) -> Array:

@@ -1,4 +1,4 @@
-"""Estimates of the reward and the constraints of a policy from a log, with standard errors; the best policy by them.
+"""Estimates from a log: its plug-in model, the reward and constraints of a policy on it, and the best policy by them.
 
 The value of a policy on the plug-in model is the efficient estimate of its true value. To first order its error is a
 sum of independent errors, one for each visited pair, because V enters through the rows of the log only:
@@ -8,27 +8,26 @@ sum of independent errors, one for each visited pair, because V enters through t
 with N(s,a) visits, the occupancy nu and the value function V of the policy on the plug-in model, and n_0 logged first
 states. With few visits the variance of a row is uncertain itself; a pair that was seen once counts with the largest
 variance that numbers between the least and the largest of the log can have, and so does a single first state. Pairs
-that the log does not show are worst-case (`dpdl.models.plug_in`), in the estimate and not in its standard error.
+that the log does not show are worst-case, in the estimate and not in its standard error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from dpdl import _text as text
 from dpdl._validation import Array
 from dpdl.acting import Policy
 from dpdl.data.dataset import Dataset
-from dpdl.models.answers import evaluate
 from dpdl.models.cmdp import CMDP
-from dpdl.models.evaluation import Evaluator, Rows
-from dpdl.models.plug_in import plug_in
+from dpdl.models.evaluation import Evaluator
 from dpdl.models.solution import Solution
 from dpdl.question import AVERAGE, pose
 
@@ -40,6 +39,62 @@ TOLERANCE, SHARE_OF_LIMIT = 1e-6, 1e-3
 ACCURACY = 1e-12
 #: Relative to the numbers that were added, smaller sums and variances are rounding.
 ROUNDING = 1e-14
+#: The last model of each log, for as long as the log lives: a result, its checks and its start all need the same one.
+_LAST: WeakKeyDictionary[Dataset, tuple[tuple[float, bytes], CMDP]] = WeakKeyDictionary()
+
+
+def plug_in(
+    log: Dataset,
+    gamma: float,
+    rho0: ArrayLike | None = None,
+    *,
+    limits: Mapping[str, float] | None = None,
+    limit_on: str | None = None,
+    initial_states: ArrayLike | None = None,
+) -> CMDP:
+    """Return the model whose probabilities and rewards are the observed frequencies and means.
+
+    Pairs that the data does not show are worst-case: they pay reward and utilities -1 and never leave their
+    state. The parameters are those of `plan`.
+
+    Examples
+    --------
+    >>> from dpdl import Dataset
+    >>> data = Dataset([0, 0], [0, 0], [0, 1], [1.0, 0.0], [[1.0], [1.0]], n_states=2, n_actions=1)
+    >>> model = plug_in(data, gamma=0.5, rho0=[1.0, 0.0])
+    >>> model.P.toarray().tolist(), model.r.tolist()
+    ([[0.5, 0.5], [0.0, 1.0]], [[0.5], [-1.0]])
+    """
+    dataset = pose(log, gamma, limits, limit_on)
+    initial = dataset.initial(rho0, initial_states)
+    key = (gamma, initial.tobytes())
+    known = _LAST.get(dataset)  # read once: another thread may replace it
+    if known is None or known[0] != key:
+        known = _LAST[dataset] = (key, _plug_in(dataset, float(gamma), initial))
+    return known[1]
+
+
+def _plug_in(dataset: Dataset, gamma: float, initial: Array) -> CMDP:
+    n_states, n_pairs = dataset.n_states, dataset.n_states * dataset.n_actions
+    # In chunks: memory is proportional to the pairs and the distinct transitions, not to the length of the log.
+    moves, totals = sp.csr_array((n_pairs, n_states + 1)), np.zeros((1 + dataset.n_utilities, n_pairs))
+    for part, repeats in dataset.parts(at_least=n_pairs):
+        flat = dataset.table[part["pair"]]
+        after = np.where(part["s_next"] < 0, n_states, part["s_next"])  # the last column is the end
+        weight = np.broadcast_to(np.float64(1) * repeats, flat.shape)
+        moves += sp.coo_array((weight, (flat, after)), shape=moves.shape).tocsr()
+        for total, values in zip(totals, (part["r"], *part["u"].T), strict=True):
+            total += np.bincount(flat, weights=values * repeats, minlength=n_pairs)
+    counts = np.zeros(n_pairs)
+    counts[dataset.pairs] = dataset.pair_counts
+    unseen = np.flatnonzero(counts == 0)
+    moves += sp.coo_array((np.ones(len(unseen)), (unseen, unseen // dataset.n_actions)), shape=moves.shape).tocsr()
+    counts[unseen], totals[:, unseen] = 1, -1
+    moves.data /= np.repeat(counts, np.diff(moves.indptr))
+    means = np.clip(totals / counts, -1, 1)  # a mean of ones may round above one
+    r, *u = means.reshape(-1, n_states, dataset.n_actions)
+    ends = moves[:, [n_states]].toarray().reshape(r.shape) if dataset.n_ended else None
+    return CMDP(P=moves[:, :n_states], r=r, u=np.reshape(u, (-1, *r.shape)), gamma=gamma, rho0=initial, ends=ends)
 
 
 @dataclass(frozen=True)
@@ -54,10 +109,8 @@ class Figure:
         Estimate and standard error of the discounted total (of the discounted average per step if the limit is one).
     limit : float or None
         Upper limit of a cost; the lower limit 0 of a utility; None for the reward.
-    is_cost : bool
-        Whether the limit is an upper one.
-    is_average : bool
-        Whether value, error and limit are averages per step instead of totals.
+    is_cost, is_average : bool
+        Whether the limit is an upper one; whether value, error and limit are averages per step instead of totals.
     kept : bool or None
         Whether the estimate keeps the limit; None for the reward.
     """
@@ -79,8 +132,8 @@ class Figure:
         return f"{self.name} is estimated at {self.value:.4g}, {over:.2g} {side} of {self.limit:.4g} ({surely})"
 
 
-@dataclass(frozen=True)
-class Judgement:
+@dataclass(frozen=True, repr=False)
+class Judgement(text.Shown):
     """Estimates for a policy from the data of a log, `judge` says how.
 
     Attributes
@@ -98,46 +151,34 @@ class Judgement:
     @property
     def kept(self) -> bool:
         """Whether every constraint is estimated to be kept."""
-        return all(figure.kept for figure in self.constraints)
+        return not self.broken
 
     @property
     def broken(self) -> tuple[Figure, ...]:
         """The constraints that are estimated to be broken."""
         return tuple(figure for figure in self.constraints if not figure.kept)
 
-    @cached_property
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table that a person reads: name, estimate, standard error, limit, verdict."""
+    def parts(self) -> Iterator[str | text.Table]:
+        """The table that a person reads, and how much of it is worst case."""
         rows: list[tuple[str, ...]] = []
         for figure in (self.reward, *self.constraints):
             limit = "" if figure.limit is None else f"{'<=' if figure.is_cost else '>='} {figure.limit:.4g}"
             limit += " a step" if figure.is_average else ""
             verdict = "" if figure.kept is None else "kept" if figure.kept else "BROKEN"
             rows.append((figure.name, text.tidy(figure.value), text.tidy(figure.error, 2), limit, verdict))
-        return rows
-
-    @property
-    def header(self) -> tuple[str, ...]:
-        """Titles of the columns of `rows`."""
-        return ("estimate from the log", "discounted", "std. error", "limit", "")
+        yield ("estimate from the log", "discounted", "std. error", "limit", ""), rows
+        if self.unseen > 1e-9:
+            yield f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)"
 
     def lines(self) -> list[str]:
         """The judgement in lines of text."""
-        lines = text.aligned(self.header, self.rows)
-        if self.unseen > 1e-9:
-            lines.append(f"{self.unseen:.2%} of the time is spent at pairs that the log does not show (worst case)")
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        rest = "".join(f"<p>{line}</p>" for line in self.lines()[1 + len(self.rows) :])
-        return text.html_table(self.header, self.rows) + rest
+        return repr(self).split("\n")
 
 
 def judge(policy: Array, log: Dataset, model: CMDP, *, estimated_start: bool = False) -> Judgement:
     """Estimate reward and constraints of a policy from a log, in the caller's units, with standard errors.
+
+    These are no guarantees: a policy that was optimised on the same log looks better on it than it is.
 
     Parameters
     ----------
@@ -147,11 +188,6 @@ def judge(policy: Array, log: Dataset, model: CMDP, *, estimated_start: bool = F
         The log, as the question was asked of it (`dpdl.question.pose`), and its plug-in model.
     estimated_start : bool
         Whether the initial distribution is that of the log's episodes, which adds to standard errors.
-
-    Returns
-    -------
-    Judgement
-        Estimates, not guarantees: a policy that was optimised on the same log looks better on it than it is.
 
     Examples
     --------
@@ -165,16 +201,16 @@ def judge(policy: Array, log: Dataset, model: CMDP, *, estimated_start: bool = F
     wear                       0.9987      0.0092  <= 1.2 a step  kept
     """
     log = pose(log, model.gamma)
-    question, unit, estimate = log.question, 1 - model.gamma, evaluate(model, policy)
+    question, unit, estimate = log.question, 1 - model.gamma, model.evaluate(policy)
     assert question is not None
-    chain = Evaluator(Rows.of_policy(model, policy))
+    chain = Evaluator(model.rows.under(policy.ravel()))
     V = chain.values(chain.policy, np.full(1 + model.n_utilities, ACCURACY / unit)).T
     V[:, ~estimate.occupancy.any(axis=1)] = 0.0  # what happens in states that are not reached does not matter
     occupancy = estimate.occupancy.ravel()
     errors = np.sqrt(_variances(log, model.gamma, occupancy, V) + (_of_start(log, model, V) if estimated_start else 0))
     size = question.reward(1 / unit)
     value, error = (_rounded(question.reward(figure), size) for figure in (estimate.reward, errors[0]))
-    figures = [Figure("reward", value, error)]
+    reward, constraints = Figure("reward", value, error), []
     tolerance, is_cost, is_average = _tolerances(log, model), question.limits is not None, question.limit_on == AVERAGE
     for i, (name, utility) in enumerate(zip(question.names, estimate.utilities, strict=True)):
         scale = question.scales[i] * (unit if is_average else 1.0)
@@ -182,9 +218,8 @@ def judge(policy: Array, log: Dataset, model: CMDP, *, estimated_start: bool = F
         value = limit - scale * utility if is_cost else scale * utility
         value, error = (_rounded(figure, scale / unit) for figure in (value, scale * errors[1 + i]))
         kept = bool(unit * utility >= -tolerance[i])
-        figures.append(Figure(name, value, error, limit, is_cost, kept, is_average))
-    unseen = float(unit * np.delete(occupancy, log.pairs).sum())
-    return Judgement(figures[0], tuple(figures[1:]), unseen)
+        constraints.append(Figure(name, value, error, limit, is_cost, kept, is_average))
+    return Judgement(reward, tuple(constraints), float(unit * np.delete(occupancy, log.pairs).sum()))
 
 
 def _rounded(value: float, size: float) -> float:
@@ -214,8 +249,7 @@ def _variances(log: Dataset, gamma: float, occupancy: Array, values: Array) -> A
             square += np.bincount(part["pair"], weights=(y * y + spread) * repeats, minlength=size)
             low, high = min(low, float(y.min())), max(high, float(y.max()))
             first += len(part)
-        mean = total / np.maximum(n, 1)
-        variance = square - n * mean**2
+        variance = square - total**2 / np.maximum(n, 1)
         variance = np.where(variance > ROUNDING * square, variance, 0.0) / np.maximum(n - 1, 1)
         variance[n < 2] = ((high - low) / 2) ** 2
         variances[k] = weight @ variance
@@ -245,7 +279,7 @@ def _tolerances(log: Dataset, model: CMDP) -> Array:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Plan:
+class Plan(text.Shown):
     """The best policy of the plug-in model of a log; `plan` makes one.
 
     Attributes
@@ -273,8 +307,11 @@ class Plan:
         """Whether the policy is optimal."""
         return self.status == "optimal"
 
-    def __repr__(self) -> str:
-        return "\n".join([self.status, *([] if self.evaluation is None else self.evaluation.lines())])
+    def parts(self) -> Iterator[str | text.Table]:
+        """The status, and the estimates of the policy."""
+        yield self.status
+        if self.evaluation is not None:
+            yield from self.evaluation.parts()
 
 
 def plan(
